@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skyward.engine.head.journal import BEGUN, OVER, Journal
+from skyward.engine.head.journal import BEGUN, OVER, HeadJournal
 from skyward.engine.head.kept_calls import KeptCall, KeptCalls, KeptFrame, KeptOrder, facts_of
 from skyward.engine.head.kept_output import KeptOutput
 from skyward.engine.tasks import WireFunction
@@ -42,7 +42,7 @@ class Link:
 
 
 def test_a_stream_goes_on_with_the_first_item_that_was_not_taken(tmp_path: Path) -> None:
-    calls, link = KeptCalls(Journal(str(tmp_path))), Link()
+    calls, link = KeptCalls(HeadJournal(str(tmp_path))), Link()
     calls.add(KeptCall(number=2, name="count", form="stream"))
     assert calls.passes(2, KeptFrame(FrameKind.SENT))
     for number in range(4):
@@ -89,7 +89,7 @@ def test_a_torn_last_record_is_cut_off(
     tmp_path_factory: pytest.TempPathFactory, contents: list[bytes], torn: int, data: st.DataObject
 ) -> None:
     folder = str(tmp_path_factory.mktemp("journal"))
-    journal = Journal(folder)
+    journal = HeadJournal(folder)
     places = [journal.append(content) for content in contents]
     marks = [data.draw(st.sampled_from([0, BEGUN, OVER])) for _ in contents]
     for at, mark in zip(places, marks, strict=True):
@@ -102,19 +102,19 @@ def test_a_torn_last_record_is_cut_off(
         for mark, content, end in zip(marks, contents, ends, strict=True)
         if end <= size and mark != OVER
     ]
-    again = Journal(folder)
+    again = HeadJournal(folder)
     assert [(record.mark, record.content) for record in again.read()] == whole
     again.append(b"next")
     assert again.read()[-1].content == b"next"
 
 
 def test_a_changed_record_and_all_behind_it_are_dropped(tmp_path: Path) -> None:
-    journal = Journal(str(tmp_path))
+    journal = HeadJournal(str(tmp_path))
     for content in (b"first", b"second", b"third"):
         journal.append(content)
     path = tmp_path / "journal"
     path.write_bytes(path.read_bytes().replace(b"second", b"sEcond"))
-    assert [record.content for record in Journal(str(tmp_path)).read()] == [b"first"]
+    assert [record.content for record in HeadJournal(str(tmp_path)).read()] == [b"first"]
 
 
 def an_order(data: bytes) -> KeptOrder:
@@ -123,7 +123,7 @@ def an_order(data: bytes) -> KeptOrder:
 
 
 def test_another_process_goes_on_with_the_calls_of_a_killed_one(tmp_path: Path) -> None:
-    calls = KeptCalls(Journal(str(tmp_path)))
+    calls = KeptCalls(HeadJournal(str(tmp_path)))
     calls.note(sessions=1)
     calls.note(sessions=2)
     order = an_order(b"argument")
@@ -141,7 +141,7 @@ def test_another_process_goes_on_with_the_calls_of_a_killed_one(tmp_path: Path) 
 
     alive: list[object] = []  # files of blobs last as long as the blobs, and those of a killed process stay
     for _ in range(2):  # the second one reads the journal that the first one has rewritten
-        again, link = KeptCalls(Journal(str(tmp_path))), Link()
+        again, link = KeptCalls(HeadJournal(str(tmp_path))), Link()
         found = {call.number: order for call, order in again.restore()}
         alive += [again, found]
         assert again.state == {"sessions": 2}
@@ -164,7 +164,7 @@ def test_another_process_goes_on_with_the_calls_of_a_killed_one(tmp_path: Path) 
 
 
 def test_the_journal_holds_only_what_nobody_has_taken(tmp_path: Path) -> None:
-    calls = KeptCalls(Journal(str(tmp_path)))
+    calls = KeptCalls(HeadJournal(str(tmp_path)))
     value = os.urandom(100_000)
     for number in range(2, 200, 2):
         calls.add(KeptCall(number=number, name="call", form="value"), an_order(b"argument"))
@@ -174,13 +174,13 @@ def test_the_journal_holds_only_what_nobody_has_taken(tmp_path: Path) -> None:
             calls.drop(number)
     assert (tmp_path / "journal").stat().st_size < 3_000_000
     assert len(list((tmp_path / "blobs").iterdir())) == 1
-    again = KeptCalls(Journal(str(tmp_path)))
+    again = KeptCalls(HeadJournal(str(tmp_path)))
     assert again.restore() == []
     assert [call.number for call in again] == [2]
 
 
 def test_a_full_disk_fails_the_new_call_and_loses_no_other(tmp_path: Path) -> None:
-    journal = Journal(str(tmp_path))
+    journal = HeadJournal(str(tmp_path))
     calls = KeptCalls(journal)
     calls.add(KeptCall(number=2, name="first", form="value"))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -193,5 +193,5 @@ def test_a_full_disk_fails_the_new_call_and_loses_no_other(tmp_path: Path) -> No
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     calls.add(KeptCall(number=6, name="third", form="value"))
-    again = KeptCalls(Journal(str(tmp_path)))
+    again = KeptCalls(HeadJournal(str(tmp_path)))
     assert [(call.number, call.state) for call, _ in again.restore()] == [(2, "running"), (6, "waiting")]

@@ -61,6 +61,7 @@ numbers = count() >> pool
 taken = [next(numbers) for _ in range(3)]
 while not (unread.done() and failed.done() and open_call.running()):
     time.sleep(0.01)
+pool.calls()  # the answer comes when the head knows what was read
 print("ready", flush=True)
 try:
     print("value", open_call.result(), flush=True)

@@ -37,7 +37,7 @@ from ..ray.links import RayWays
 from .client_calls import ClientCalls
 from .client_link import ClientLink
 from .door import LinkRefused, PassedEnds
-from .journal import Journal
+from .journal import HeadJournal
 from .kept_calls import KeptCall, KeptCalls, KeptOrder
 from .kept_output import KeptOutput
 from .lending import LentLinks
@@ -72,7 +72,7 @@ class Head:
         """Whether the present client has said that it goes."""
         self._sessions = 0
         self._detached_for_s = config.detached_for_s
-        self._kept = KeptCalls(Journal(config.folder)) if config.detached_for_s else None
+        self._kept = KeptCalls(HeadJournal(config.folder)) if config.detached_for_s else None
         self._unfinished: list[tuple[KeptCall, KeptOrder | None]] = []
         self.was_killed = self._restore()
         """Whether an earlier process of this head was killed."""

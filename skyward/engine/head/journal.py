@@ -40,7 +40,7 @@ OVER = 2
 """Mark of a record that nobody needs."""
 
 
-class Record(NamedTuple):
+class JournalRecord(NamedTuple):
     """Record of a journal. `at` is its place in the file."""
 
     at: int
@@ -56,7 +56,7 @@ class BlobName(NamedTuple):
     size: int
 
 
-class Journal:
+class HeadJournal:
     """Journal in a folder that exists. One thread at a time may use it.
 
     Raises:
@@ -73,9 +73,9 @@ class Journal:
         self._due_at = _LEAST_BYTES
         self.size = os.fstat(self._fd).st_size
 
-    def read(self) -> list[Record]:
+    def read(self) -> list[JournalRecord]:
         """Return all records that are not over, in order, and cut off an incomplete last one."""
-        records: list[Record] = []
+        records: list[JournalRecord] = []
         at = 0
         with open(self._path, "rb") as file:
             while len(head := file.read(_HEAD.size)) == _HEAD.size:
@@ -86,7 +86,7 @@ class Journal:
                 if zlib.crc32(content) != checksum:
                     break
                 if mark != OVER:
-                    records.append(Record(at, mark, content))
+                    records.append(JournalRecord(at, mark, content))
                 at += _HEAD.size + length
         os.ftruncate(self._fd, at)
         self.size = at

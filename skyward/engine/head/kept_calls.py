@@ -23,7 +23,7 @@ from ...wire.frames import KEPT, FrameKind
 from ...wire.payloads import Encoded
 from ..tasks import WireFunction
 from .client_link import ClientLink
-from .journal import BEGUN, OVER, BlobName, Journal
+from .journal import BEGUN, OVER, BlobName, HeadJournal
 from .plain import dump_plain, load_plain
 
 _log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class KeptCalls:
         journal: Journal of this head, or of an earlier process of it.
     """
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: HeadJournal) -> None:
         self._calls: dict[int, KeptCall] = {}
         self._journal = journal
         self._functions: dict[bytes, int] = {}
