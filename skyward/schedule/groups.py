@@ -57,7 +57,7 @@ class NodeEntry:
     There are few such nodes, and they change all the time, so they are filed as any other."""
     reserved_from: Turn = NO_TURN
     """The oldest turn of both."""
-    groups: list[Group] = field(default_factory=list)
+    groups: tuple[Group, ...] = ()
     lines: dict[Line, None] = field(default_factory=dict)
     """Lines of gangs that lack this node."""
     is_booked: bool = False
@@ -365,11 +365,11 @@ class Group:
     def add(self, node: NodeEntry) -> None:
         """Let a node belong to this group. Its change must be noted, unless the group is new."""
         self.members[node.id] = node
-        node.groups.append(self)
+        node.groups += (self,)
 
     def discard(self, node: NodeEntry) -> None:
         self._take_out(node)
-        node.groups.remove(self)
+        node.groups = tuple(group for group in node.groups if group is not self)
         del self.members[node.id]
 
     def _settle(self) -> None:

@@ -119,7 +119,7 @@ class NodeTable:
     def remove(self, number: int) -> None:
         """Forget a node that will not return."""
         node = self.by_id.pop(number)
-        for group in tuple(node.groups):
+        for group in node.groups:
             group.discard(node)
 
     def refile(self, node: NodeEntry) -> None:

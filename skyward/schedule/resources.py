@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple, Protocol
 
 UNIT = 1000
@@ -103,6 +103,10 @@ class Booking(NamedTuple):
     """Thousandths of each device."""
     is_for_life: bool = False
     """Whether an actor has them."""
+
+
+_booking = lru_cache(maxsize=4096)(Booking)
+"""Equal bookings are one object. That takes less time, and it is still in the processor's cache when a call ends."""
 
 
 class Stock:
@@ -241,7 +245,7 @@ class Stock:
             count, amount = self._demand(need)
             free = self._free(need.accelerator) if need.accelerator else self.devices
             chosen = self._choose(free, count, amount) if amount else ()
-        booking = Booking(need.cpus, need.memory_mib, chosen, amount, not need.slots)
+        booking = _booking(need.cpus, need.memory_mib, chosen, amount, not need.slots)
         self._change(booking, -1)
         return booking
 
