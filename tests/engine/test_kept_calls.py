@@ -19,6 +19,7 @@ from skyward.wire.blobs import Blob
 from skyward.wire.frames import FrameKind
 from skyward.wire.payloads import Encoded
 from skyward.wire.stream import StreamChannel
+from tests.waiting import open_files
 
 
 class Link:
@@ -115,6 +116,13 @@ def test_a_changed_record_and_all_behind_it_are_dropped(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     path.write_bytes(path.read_bytes().replace(b"second", b"sEcond"))
     assert [record.content for record in HeadJournal(str(tmp_path)).read()] == [b"first"]
+
+
+def test_a_journal_is_closed_with_its_object(tmp_path: Path) -> None:
+    journal = HeadJournal(str(tmp_path))
+    journal.rewrite([journal.append(b"first")])
+    del journal
+    assert not [path for path in open_files(os.getpid()) if path.startswith(str(tmp_path))]
 
 
 def an_order(data: bytes) -> KeptOrder:

@@ -73,6 +73,10 @@ class HeadJournal:
         self._due_at = _LEAST_BYTES
         self.size = os.fstat(self._fd).st_size
 
+    def __del__(self) -> None:
+        if getattr(self, "_fd", -1) >= 0:  # it could be opened
+            os.close(self._fd)
+
     def read(self) -> list[JournalRecord]:
         """Return all records that are not over, in order, and cut off an incomplete last one."""
         records: list[JournalRecord] = []
