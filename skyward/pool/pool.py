@@ -17,11 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
 
 from ..accelerators import Accelerator
 from ..calls.compute import PendingCompute
-from ..calls.futures import Future
-from ..calls.listed import Call
 from ..console.announcer import EventStream
 from ..console.words import usd
-from ..core.bounds import is_positive
 from ..core.html import card
 from ..core.signatures import checked_options
 from ..core.user_lines import drop_our_frames
@@ -37,6 +34,7 @@ from ..values.pinned import refuse_to_keep
 from ..values.ref import Ref
 from ..values.volume import Volume, check_volumes
 from .cost import Forecast, forecast
+from .detached_access import DetachedAccess
 from .detaching import Detachment, attachable, check_detached, provider_of
 from .engines import EngineName, check_engine, way_of
 from .life import PoolLife
@@ -56,7 +54,7 @@ T = TypeVar("T")
 
 
 @checked_options(aliases=ALIASES, check=check_options)
-class ComputePool(PoolTarget, NodeAccess, SharedNames):
+class ComputePool(PoolTarget, NodeAccess, DetachedAccess, SharedNames):
     """Machines that run calls, created when the `with` block is entered and gone when it is left.
 
     Leaving the block waits for open calls, and closes streams that were not read to their end. Leaving it by an
@@ -326,82 +324,6 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
         pool._life.detachment = Detachment.of(known, takes_over=take_over)
         pool._life.start(pool, sys._getframe())
         return pool
-
-    def calls(self) -> list[Call]:
-        """Return the calls of a detached pool that are open, or whose outcome nobody has taken, oldest first.
-
-        Calls of maps are not among them: a map ends with its program.
-
-        Raises:
-            UsageError: The pool is not detached.
-            PoolClosed: The pool is not open.
-
-        Example:
-            pool = sky.ComputePool.attach("train")
-            print(pool.calls())      # [Call(id=2, name='train', state='running', node=0, since=1795281234.5)]
-            pool.detach()
-        """
-        facts = self._life.detached()[1].calls()
-        return [Call(id=f.number, name=f.name, state=f.state, node=f.node, since=f.since) for f in facts]
-
-    def future(self, call: Call | int) -> Future[Any]:
-        """Return a future of a call of a detached pool, which another program may have made.
-
-        The value is delivered once: whoever reads it takes it. For a generator function, it is an iterator that begins
-        with the first item that was not taken.
-
-        Args:
-            call: The call, or its number.
-
-        Raises:
-            UsageError: There is no such call, its value was taken, or the pool is not detached.
-            PoolClosed: The pool is not open.
-
-        Example:
-            pool = sky.ComputePool.attach("train")
-            values = [pool.future(call).result() for call in pool.calls()]
-            pool.detach()
-        """
-        return self._life.detached()[1].follow(call.id if isinstance(call, Call) else call)
-
-    def detach(self) -> None:
-        """Leave a detached pool to another client. Its calls go on, and futures of this program raise PoolClosed.
-
-        Raises:
-            UsageError: The pool is not detached.
-            PoolClosed: The pool is not open.
-
-        Example:
-            pool = sky.ComputePool(sky.SSH(hosts=["gpu1"]), name="train", detached_for_s=8 * 3600).start()
-            train(data) > pool
-            pool.detach()
-        """
-        self._life.detach()
-
-    def extend(self, seconds: float) -> None:
-        """Let a detached pool go on for longer without a client.
-
-        Args:
-            seconds: Further seconds, > 0.
-
-        Raises:
-            UsageError: The pool is not detached, or `seconds` is illegal.
-            PoolClosed: The pool is not open.
-
-        Example:
-            pool = sky.ComputePool.attach("train")
-            pool.extend(3600)
-            pool.detach()
-        """
-        if not is_positive(seconds):
-            raise UsageError(
-                f"extend.seconds={seconds!r}: must be a number of seconds > 0; pass 3600 for an hour",
-                field="seconds",
-                value=seconds,
-            )
-        detachment, engine = self._life.detached()
-        engine.extend(seconds)
-        detachment.extend(seconds)
 
     def _sender_to(self, nodes: tuple[int, ...]) -> PoolSender:
         return PoolSender(
