@@ -78,20 +78,19 @@ def test_large_arguments_block_no_other_traffic(tmp_path: Path) -> None:
     with sky.ComputePool(provider, nodes=2, concurrency=2, logs=False) as pool:
         target = pool.node(1)
 
-        def parent() -> tuple[int, float, float]:
-            started = time.monotonic()
+        def parent() -> int:
             future = reverse(np.zeros(8_000_000)) > target  # 64 MB up, down, up and down
-            longest, count = 0.0, 0
+            count = 0
             while not future.done():
-                began = time.monotonic()
                 assert note(tmp_path / "beside", count) >> target == count
-                longest, count = max(longest, time.monotonic() - began), count + 1
-            return len(future.result()), longest, time.monotonic() - started
+                count += 1
+            assert len(future.result()) == 8_000_000
+            return count
 
-        size, longest, whole = (sky.compute(parent)() > pool.node(0)).result(timeout=100)
-        assert size == 8_000_000
-        assert longest < whole / 2
-        assert len(lines_of(tmp_path / "beside")) > 1, "the first of them ended while the large one was on its way"
+        # On each of its four ways the large one could hold up one call, if calls waited for it. A busy machine may let
+        # few calls end beside it, so it has several tries.
+        counts = (sky.compute(parent)() >> pool.node(0) for _ in range(5))
+        assert any(count > 8 for count in counts)
 
 
 def test_values_and_graphs_of_tasks_survive_broken_links(provider: Relayed, tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def optuna_storage(
     if address is None:
         raise UsageError(f"url=None: no hub is named; pass url=, call hub.connect, or set {URL}", field="url")
     if heartbeat_interval_s is None:
-        return OptunaStorage(address, None, 0, on_stale_trial)
+        return OptunaStorage(address, on_stale_trial=on_stale_trial)
     grace_s = 3 * heartbeat_interval_s if grace_period_s is None else grace_period_s
     for field, value, least in (
         ("heartbeat_interval_s", heartbeat_interval_s, 1),
@@ -116,8 +116,16 @@ class OptunaStorage(BaseStorage, BaseHeartbeat):
     """
 
     def __init__(
-        self, address: Address, heartbeat_interval_s: int | None, grace_s: int, on_stale_trial: StaleCallback | None
+        self,
+        address: Address,
+        heartbeat_interval_s: int | None = None,
+        grace_s: int = 0,
+        on_stale_trial: StaleCallback | None = None,
+        *,
+        fence: int | None = None,
     ) -> None:
+        # With a fence, the hub refuses new trials of a driver whose lease another one has taken.
+        self._fence = fence
         self._requests = _StudyRequests(address)
         self._heartbeat_interval_s = heartbeat_interval_s
         self._grace_s = grace_s
@@ -206,7 +214,11 @@ class OptunaStorage(BaseStorage, BaseHeartbeat):
 
     def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
         """Make a trial and return its id."""
-        body = {"key": _key(), "started_us": _now()} if template_trial is None else _template(template_trial)
+        body: dict[str, Any] = (
+            {"key": _key(), "started_us": _now()} if template_trial is None else _template(template_trial)
+        )
+        if self._fence is not None:
+            body["fence"] = self._fence
         row = self._requests.send("POST", f"{_sweep_path(study_id)}/trials", body)
         with self._lock:
             self._study_of[row["id"]] = study_id

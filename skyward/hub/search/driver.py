@@ -36,6 +36,7 @@ _RENEW_S = 1.0
 STOP_S = 30.0
 """Seconds that a trial of a stopped sweep has until its next report, before its call is cancelled."""
 _LOST = "lost"
+_REPLACED = "another program drives the sweep now"
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class SweepDriver:
         requests: Requests to the hub.
         row: The sweep, as `/v1/hpo` shows it.
         config: Its configuration.
-        search: Its way to choose parameters.
+        search: Makes its way to choose parameters, whose new trials carry the fence of the driver's lease.
         place: Where trials run.
         room: Trials that run there at once.
         spool: Folder for the sweep's run.
@@ -75,7 +76,7 @@ class SweepDriver:
         requests: RepeatedRequests,
         row: Mapping[str, Any],
         config: SweepConfig,
-        search: TrialSearch,
+        search: Callable[[int], TrialSearch],
         place: TrialPlace,
         *,
         room: int,
@@ -83,7 +84,7 @@ class SweepDriver:
         root: str | None = None,
     ) -> None:
         self._requests, self._row, self._config = requests, row, config
-        self._search, self._place, self._root = search, place, root
+        self._begin_search, self._place, self._root = search, place, root
         self._room = min(room, config.max_concurrent_trials or 8)
         self._name = f"{os.getpid()}-{uuid.uuid4().hex[:16]}"
         self._path = path_of("v1", "hpo", str(row["id"]))
@@ -108,13 +109,14 @@ class SweepDriver:
             UsageError: Another program drives it.
             HubError: The hub is away for too long.
         """
-        self._take_lease()
+        fence = self._take_lease()
         self._run = self._open_run()
         renewer = threading.Thread(target=self._renew, name="skyward-sweep-lease", daemon=True)
         renewer.start()
         services.setdefault(CHANNEL, serve)
         state, error = None, None
         try:
+            self._search = self._begin_search(fence)
             self._waiting.extend(self._search.unfinished())
             self._drive()
             state = "completed" if self._stopping_since is None else "stopped"
@@ -170,11 +172,19 @@ class SweepDriver:
         """Start trials while there is room and the search has some."""
         while len(self._running) < self._room and self._stopping_since is None and not self._makes_way:
             self._check_lease()
-            with self._lock:
-                plan = self._waiting.popleft() if self._waiting else self._search.ask()
+            plan = self._next_plan()
             if plan is None:
                 return
             self._start(plan)
+
+    def _next_plan(self) -> TrialPlan | None:
+        try:
+            with self._lock:
+                return self._waiting.popleft() if self._waiting else self._search.ask()
+        except HubError:
+            if self._hold():
+                raise
+            raise SweepInterrupted(_REPLACED) from None
 
     def _start(self, plan: TrialPlan) -> None:
         token = uuid.uuid4().hex
@@ -293,22 +303,23 @@ class SweepDriver:
 
     # Lease ------------------------------------------------------------------------------------------------------------
 
-    def _take_lease(self) -> None:
-        """Wait for the lease of a driver that may be dead; one that lives keeps it."""
+    def _take_lease(self) -> int:
+        """Wait for the lease of a driver that may be dead; one that lives keeps it. Return its fence."""
         ends_at = time.monotonic() + LEASE_S + 2 * _RENEW_S
-        while not self._hold():
+        while not self._hold() or self._fence is None:
             if time.monotonic() > ends_at:
                 raise UsageError(
                     f"name={self._row['name']!r}: another program runs this sweep; wait for it, or stop it",
                     field="name",
                 )
             time.sleep(_RENEW_S / 2)
+        return self._fence
 
     def _renew(self) -> None:
         while not self._is_over.wait(_RENEW_S):
             try:
                 if not self._hold():
-                    self._fail(SweepInterrupted("another program drives the sweep now"))
+                    self._fail(SweepInterrupted(_REPLACED))
                     return
             except Exception as error:  # without the lease the sweep must end, whatever the reason is
                 self._fail(error)
@@ -329,7 +340,7 @@ class SweepDriver:
     def _check_lease(self) -> None:
         """Ask for the lease once more where it may be over: this process may have been stopped, or the hub away."""
         if time.monotonic() - self._renewed_at > LEASE_S - _RENEW_S and not self._hold():
-            raise SweepInterrupted("another program drives the sweep now")
+            raise SweepInterrupted(_REPLACED)
 
     # Run --------------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from ...calls.compute import ComputeFunction, PendingCompute
 from ...calls.options import CallOptions
 from ...pool.pool import ComputePool
 from ...values.launch import ProcessLaunch
-from ..client.optuna_storage import optuna_storage
+from ..client.optuna_storage import OptunaStorage
 from ..client.repeated import RepeatedRequests
 from ..client.settings import Address
 from ..client.trial import TrialTask
@@ -62,7 +62,7 @@ def drive_as_jobs(
             requests,
             row,
             config,
-            _search(address, row["name"], config),
+            lambda fence: _search(address, row["name"], config, fence),
             place,
             room=config.max_concurrent_trials or 8,
             spool=spool,
@@ -98,7 +98,7 @@ def drive(
         RepeatedRequests(address),
         row,
         config,
-        _search(address, row["name"], config),
+        lambda fence: _search(address, row["name"], config, fence),
         PoolTrials(pool, call, resources),
         room=room_in(pool, options, launch, resources),
         spool=spool,
@@ -108,8 +108,8 @@ def drive(
     return driver.run()
 
 
-def _search(address: Address, name: str, config: SweepConfig) -> TrialSearch:
-    storage = optuna_storage(address.url, address.token, address.project)
+def _search(address: Address, name: str, config: SweepConfig, fence: int) -> TrialSearch:
+    storage = OptunaStorage(address, fence=fence)
     if config.strategy == "pbt":
         return PopulationSearch(storage, name, config)
     search = StudySearch(storage, name, config)

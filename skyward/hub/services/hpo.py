@@ -17,7 +17,7 @@ from ..store.sweeps import CONFIG, JOB
 from ..store.transaction import ReadSnapshot, Transaction
 from .calls import Service, require_no_run_token
 from .jobs.jobs import Jobs
-from .sweeps import need_sweep
+from .sweeps import driver_lease, need_sweep
 
 STATE, STOP, RUN = "skyward:state", "skyward:stop", "skyward:run"
 """Attributes of a sweep: its end, whether it is told to stop, and its run."""
@@ -134,7 +134,7 @@ class Hpo(Service):
             (row,) = sweeps.find_sweeps(tx, actor.project, 0, 1, name)
             return self._reopen(tx, actor, row, config, text)
         number = added[0]
-        leases.add_lease(tx, _lease(number))
+        leases.add_lease(tx, driver_lease(number))
         sweeps.set_sweep_attrs(tx, need_sweep(tx, actor, number), {}, {CONFIG: text})
         self.on_change(tx, actor, "sweep.create", f"sweep/{number}", {"name": name})
         return _need_search(tx, actor, number, self.clock())
@@ -181,8 +181,8 @@ class Hpo(Service):
 
 
 def _hold(tx: Transaction, actor: Actor, number: int, driver: str, lasts_ms: int) -> DriverLease:
-    row = need_sweep(tx, actor, number)
-    fence = leases.take_lease(tx, _lease(number), driver, lasts_ms)
+    row = need_sweep(tx, actor, number, end=tx.for_update)  # no trial begins under the lease of before meanwhile
+    fence = leases.take_lease(tx, driver_lease(number), driver, lasts_ms)
     return DriverLease(is_held=fence is not None, fence=fence or 0, is_stopping=row.system_attrs.get(STOP) == "true")
 
 
@@ -221,7 +221,7 @@ def _search_of(snapshot: ReadSnapshot, actor: Actor, row: SweepRecord, now: int)
 
 
 def _status(snapshot: ReadSnapshot, actor: Actor, row: SweepRecord, job: str | None, now: int) -> str:
-    if leases.expiry_of(snapshot, _lease(row.id)) > now:
+    if leases.expiry_of(snapshot, driver_lease(row.id)) > now:
         return "running"
     found = None if job is None else jobs.find_job(snapshot, actor.project, job)
     if found is None:
@@ -238,7 +238,3 @@ def _config_of(row: SweepRecord) -> SweepConfig | None:
 
 def _text(row: SweepRecord, key: str) -> str | None:
     return json.loads(row.system_attrs.get(key, "null")) or None
-
-
-def _lease(number: int) -> str:
-    return f"sweep/{number}"

@@ -64,11 +64,17 @@ class Sweeps(Service):
         require_no_run_token(actor)
         await self.database.write(self._delete, actor, number)
 
-    async def create_trial(self, actor: Actor, sweep: int, change: TrialChange) -> TrialRecord:
-        """Make a trial, which runs unless the change says otherwise."""
+    async def create_trial(
+        self, actor: Actor, sweep: int, change: TrialChange, fence: int | None = None
+    ) -> TrialRecord:
+        """Make a trial, which runs unless the change says otherwise.
+
+        Raises:
+            Refusal: CONFLICT, where `fence` is given and another driver has taken the lease of the sweep.
+        """
         actor.require(Right.WRITE)
         require_no_run_token(actor)
-        return await self.database.write(self._create_trial, actor, sweep, check_change(change))
+        return await self.database.write(self._create_trial, actor, sweep, check_change(change), fence)
 
     async def trial(self, actor: Actor, number: int) -> tuple[TrialRecord, list[TrialStep]]:
         """Return a trial and the values that it reported."""
@@ -130,13 +136,22 @@ class Sweeps(Service):
         sweep = need_sweep(tx, actor, number, end=tx.for_update)
         require_delete(actor, sweep.owner)
         sweeps.delete_sweep(tx, number)
-        leases.drop_lease(tx, f"sweep/{number}")
+        leases.drop_lease(tx, driver_lease(number))
         self.on_change(tx, actor, "sweep.delete", f"sweep/{number}", {"name": sweep.name})
 
-    def _create_trial(self, tx: Transaction, actor: Actor, number: int, change: TrialChange) -> TrialRecord:
+    def _create_trial(
+        self, tx: Transaction, actor: Actor, number: int, change: TrialChange, fence: int | None
+    ) -> TrialRecord:
         sweep = sweeps.begin_change(tx, actor.project, number)
         if sweep is None:
             raise _no_sweep(number)
+        # A driver takes the lease with the sweep's row locked, as it is here, so it will see this trial.
+        if fence is not None and not leases.has_fence(tx, driver_lease(number), fence):
+            raise Refusal(
+                Reason.CONFLICT,
+                f"fence={fence}: another program drives the sweep now; leave its trials to it",
+                field="fence",
+            )
         _check_values(sweep, change)
         return sweeps.add_trial(tx, sweep, change)
 
@@ -168,6 +183,11 @@ def _check_values(sweep: SweepRecord, change: TrialChange) -> None:
             f"values: {len(change.values)}, and the sweep has {len(sweep.directions)} objectives; give one for each",
             field="values",
         )
+
+
+def driver_lease(number: int) -> str:
+    """Return the name of the lease of a sweep's driver."""
+    return f"sweep/{number}"
 
 
 def need_sweep(snapshot: ReadSnapshot, actor: Actor, number: int, *, end: str = "") -> SweepRecord:

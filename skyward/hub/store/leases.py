@@ -53,6 +53,11 @@ def need_lease(tx: Transaction, name: str, fence: int) -> None:
         raise NotHeld(name)
 
 
+def has_fence(snapshot: ReadSnapshot, name: str, fence: int) -> bool:
+    """Return whether a lease has not changed hands. Nothing keeps it so; `need_lease` does."""
+    return snapshot.execute("SELECT 1 FROM lease WHERE name = ? AND fence = ?", (name, fence)).fetchone() is not None
+
+
 def give_up_lease(tx: Transaction, name: str, fence: int) -> None:
     """Let a lease expire now."""
     tx.execute("UPDATE lease SET expires_at = 0 WHERE name = ? AND fence = ?", (name, fence))

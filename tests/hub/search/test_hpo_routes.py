@@ -70,6 +70,28 @@ def test_one_program_drives_a_sweep_until_it_gives_up_or_ends_it(client: httpx.C
     assert hold("second") == {"is_held": True, "fence": 2, "is_stopping": False}
 
 
+def test_driver_that_was_replaced_begins_no_trial(client: httpx.Client) -> None:
+    number = start(client, "fenced").json()["id"]
+
+    def hold(driver: str, lasts_ms: int) -> int:
+        body = {"driver": driver, "lasts_ms": lasts_ms}
+        return int(client.post(f"/v1/hpo/{number}/lease", json=body).raise_for_status().json()["fence"])
+
+    def begin(key: str, fence: int) -> httpx.Response:
+        return client.post(f"/v1/sweeps/{number}/trials", json={"key": key, "fence": fence})
+
+    old = hold("first", 60_000)
+    begin("a", old).raise_for_status()
+    hold("first", 0)
+    begin("b", old).raise_for_status()  # nobody has taken its place
+    new = hold("second", 60_000)
+    refused = begin("c", old)
+    assert (refused.status_code, refused.json()["error"]["field"]) == (409, "fence")
+    assert "another program drives the sweep now" in refused.json()["error"]["message"]
+    begin("c", new).raise_for_status()
+    assert client.get(f"/v1/hpo/{number}").json()["trials"] == 3
+
+
 def test_another_search_of_the_name_a_study_and_a_wrong_configuration_are_refused(client: httpx.Client) -> None:
     start(client, "taken").raise_for_status()
     assert start(client, "taken", max_trials=9).json()["config"]["max_trials"] == 9

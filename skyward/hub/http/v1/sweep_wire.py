@@ -68,7 +68,7 @@ class ParameterValue(Struct):
 
 
 class TrialBody(Struct):
-    """A new trial, or changes of one. `steps` are values that it reports."""
+    """Changes of a trial. `steps` are values that it reports."""
 
     key: Key
     state: StateName | None = None
@@ -79,6 +79,12 @@ class TrialBody(Struct):
     steps: list[tuple[Int64, Number]] = []
     started_us: Int64 | None = None
     ended_us: Int64 | None = None
+
+
+class NewTrial(TrialBody):
+    """A new trial. `fence` is that of its driver's lease; the trial is refused if another driver has taken it."""
+
+    fence: int | None = None
 
 
 class TrialOut(Struct):

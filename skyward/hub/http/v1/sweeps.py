@@ -37,8 +37,8 @@ async def delete(call: Call, _request: wire.Nothing) -> wire.Done:
     return wire.Done()
 
 
-async def create_trial(call: Call, request: sweep_wire.TrialBody) -> sweep_wire.TrialOut:
-    return _trial(await call.hub.sweeps.create_trial(call.actor, sweep_number(call), _change(request)))
+async def create_trial(call: Call, request: sweep_wire.NewTrial) -> sweep_wire.TrialOut:
+    return _trial(await call.hub.sweeps.create_trial(call.actor, sweep_number(call), _change(request), request.fence))
 
 
 async def trials(call: Call, request: sweep_wire.TrialsQuery) -> sweep_wire.TrialChangesOut:

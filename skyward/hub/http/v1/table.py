@@ -93,7 +93,7 @@ SWEEPS = (
     Route("PATCH", "/v1/sweeps/{id}", sweep_wire.SweepChange, sweep_wire.SweepOut, WRITE, "sweep", sweeps.change, "Set attributes of a sweep."),
     Route("DELETE", "/v1/sweeps/{id}", wire.Nothing, wire.Done, WRITE, "sweep", sweeps.delete, "Delete a sweep with its trials for good."),
     Route("GET", "/v1/sweeps/{id}/trials", sweep_wire.TrialsQuery, sweep_wire.TrialChangesOut, READ, "sweep", sweeps.trials, "Get the trials of a sweep that changed since a version."),
-    Route("POST", "/v1/sweeps/{id}/trials", sweep_wire.TrialBody, sweep_wire.TrialOut, WRITE, "sweep", sweeps.create_trial, "Create a trial.", status=201),
+    Route("POST", "/v1/sweeps/{id}/trials", sweep_wire.NewTrial, sweep_wire.TrialOut, WRITE, "sweep", sweeps.create_trial, "Create a trial.", status=201),
     Route("GET", "/v1/sweeps/{id}/importance", importance.ImportanceQuery, importance.ImportanceOut, READ, "sweep", importance.get, "Get the importance of the parameters of a sweep, if the server has Optuna."),
     Route("GET", "/v1/sweeps/{id}/silent", sweep_wire.SilentQuery, sweep_wire.SilentTrials, READ, "sweep", sweeps.silent, "List running trials whose worker has fallen silent."),
     Route("GET", "/v1/trials/{id}", wire.Nothing, sweep_wire.TrialDetailOut, READ, "sweep", sweeps.get_trial, "Get a trial with the values that it reported."),
