@@ -497,7 +497,7 @@ def test_a_partial_keeps_the_integration_and_the_options_of_its_function() -> No
 
 def test_a_future_shows_no_internal_class(pool: sky.ComputePool) -> None:
     good, bad = pool.submit(plain, 3), pool.submit(plain, None, None)
-    concurrent.futures.wait([good, bad], timeout=20)
+    concurrent.futures.wait([good, bad], timeout=60)
     assert repr(good).endswith(" state=finished returned>")
     assert repr(bad).endswith(" state=finished raised>")
     assert isinstance(bad.exception(), TypeError)

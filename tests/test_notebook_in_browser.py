@@ -96,7 +96,7 @@ class Lab:
         """End the server, which ends its kernels."""
         self._process.terminate()
         try:
-            self._process.wait(30)
+            self._process.wait(60)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

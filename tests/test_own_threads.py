@@ -165,7 +165,7 @@ def number(x: int) -> int:
 
 
 def works(pool: sky.ComputePool) -> bool:
-    return [number(i) >> pool for i in range(3)] == [f.result(20) for f in [number(i) > pool for i in range(3)]]
+    return [number(i) >> pool for i in range(3)] == [f.result(60) for f in [number(i) > pool for i in range(3)]]
 
 
 class RaisingOnce:
@@ -226,7 +226,7 @@ def test_an_answer_whose_handler_raises_fails_its_own_call(pool: sky.ComputePool
     engine = engine_of(pool)
     with RaisingOnce(engine.frame_handlers.handlers, FrameKind.RESULT, error):
         futures = [number(i) > pool for i in range(10)]
-        outcomes = [future.exception(20) for future in futures]
+        outcomes = [future.exception(60) for future in futures]
     assert sum(outcome is not None for outcome in outcomes) <= 1
     assert works(pool)
 
@@ -266,7 +266,7 @@ def test_a_node_whose_replacement_fails_in_an_unforeseen_way_is_given_up() -> No
         with RaisingOnce(source, "replace", SystemExit(3)) as raising:
             Faults(pool).kill_node(0)
             until(lambda: raising.has_raised)
-            refused = (number(1) > pool.node(0)).exception(30)
+            refused = (number(1) > pool.node(0)).exception(60)
         assert isinstance(refused, sky.errors.NodeLost)
         assert works(pool)
 

@@ -215,7 +215,7 @@ def test_a_short_cut_of_a_link_is_survived_and_a_long_one_leaves_nothing_behind(
         thread.join(60)
         assert not thread.is_alive()
         assert isinstance(caught[0], NodeError)
-        until(lambda: not host.started_processes(), 40)
+        until(lambda: not host.started_processes())
         assert host.run("ls", "/root/.cache/skyward/tmp").stdout == ""
 
 

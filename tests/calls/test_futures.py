@@ -39,7 +39,7 @@ def test_many_threads_read_the_same_value_decoded_once() -> None:
 
     future: Future[object] = Future()
     got: list[object] = []
-    threads = [threading.Thread(target=lambda: got.append(future.result(10))) for _ in range(8)]
+    threads = [threading.Thread(target=lambda: got.append(future.result(60))) for _ in range(8)]
     for thread in threads:
         thread.start()
     future.settle(Undecoded(decode))
@@ -140,14 +140,14 @@ def test_a_cancel_wakes_a_waiting_thread() -> None:
 
     def ask() -> None:
         try:
-            future.result(20)
+            future.result(60)
         except concurrent.futures.CancelledError as error:
             seen.append(error)
 
     thread = threading.Thread(target=ask)
     thread.start()
     future.cancel()
-    thread.join(20)
+    thread.join(60)
     assert len(seen) == 1
 
 

@@ -44,7 +44,7 @@ def test_a_reader_that_waits_ends_when_the_pool_is_closed() -> None:
     announcer.emit(NodeReady(node=1))
     announcer.close()
     for reader in readers:
-        reader.join(10)
+        reader.join(60)
         assert not reader.is_alive()
     assert seen == [NodeReady(node=1)]
 

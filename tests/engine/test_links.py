@@ -33,7 +33,7 @@ from tests.channels import Relayed
 from tests.engines import engine_of
 from tests.waiting import lines_of, until
 
-pytestmark = [pytest.mark.timeout(90), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @sky.compute
@@ -171,7 +171,7 @@ def test_a_call_ends_normally_after_a_cut_of_seconds(provider: Relayed, tmp_path
         time.sleep(3)
         assert not future.done()
         provider.mend()
-        assert future.result(20) == before
+        assert future.result(60) == before
 
 
 def test_a_silent_link_is_reconnected(provider: Relayed) -> None:
@@ -223,7 +223,7 @@ def test_a_link_that_breaks_without_free_descriptors_reconnects_once_there_are_s
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
         (tmp_path / "go").touch()
-        assert future.result(timeout=30) == "done"
+        assert future.result(timeout=60) == "done"
         assert pid() >> pool
 
 
@@ -259,7 +259,7 @@ def test_an_agent_that_dies_alone_is_a_lost_node_at_once(provider: Relayed) -> N
         until(future.running)
         Faults(pool).kill_node()
         with pytest.raises(NodeLost):
-            future.result(15)
+            future.result(60)
         assert (pid() >> pool) != before
 
 
@@ -272,7 +272,7 @@ def test_a_session_unknown_to_the_agent_is_a_lost_node(provider: Relayed) -> Non
         other = Opener("other", timeout_s=20).open(machine)  # an agent has one client
         provider.break_links()
         with pytest.raises(NodeLost):
-            future.result(15)
+            future.result(60)
         other.close()
         assert (pid() >> pool) != before
 
@@ -341,7 +341,7 @@ def test_output_that_waits_for_a_link_is_bounded_and_lost_lines_are_counted(prov
             resident_mib = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
         provider.mend()
         for future in futures:
-            future.result(30)
+            future.result(60)
     assert resident_mib < 60
     dropped = sum(int(text.split()[1]) for text in lines if "were dropped here" in text)
     assert sum(text.strip() == line for text in lines) + dropped == 20_000
@@ -367,7 +367,7 @@ def test_values_that_wait_for_a_link_spill_to_disk(tmp_path: Path) -> None:
         provider.cut()
         time.sleep(1)
         provider.mend()
-        assert [future.result(30) for future in futures] == [letter * 3_000_000 for letter in (b"a", b"b", b"c")]
+        assert [future.result(60) for future in futures] == [letter * 3_000_000 for letter in (b"a", b"b", b"c")]
 
 
 def test_a_value_without_room_fails_its_call_and_the_node_goes_on(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_two_processes_that_need_the_same_cache_folder_make_it_once(
         subprocess.Popen([sys.executable, "-c", script, tmp_path], cwd=ROOT, stdout=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
-    said = [process.communicate(timeout=30)[0] for process in both]
+    said = [process.communicate(timeout=60)[0] for process in both]
     assert sorted(said) == ["", "made\n"]
     assert [process.returncode for process in both] == [0, 0]
     assert not list(tmp_path.glob("thing.*[!k]"))

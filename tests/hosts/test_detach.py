@@ -144,11 +144,11 @@ def test_calls_of_a_killed_client_are_taken_once_by_the_next(client_of: Callable
     calls = pool.calls()
     assert sorted(call.name for call in calls) == ["count", "fails", "wait", "wait"]
     by_name = {call.name: call for call in calls}
-    values = [pool.future(call).result(30) for call in calls if call.name == "wait"]
+    values = [pool.future(call).result(60) for call in calls if call.name == "wait"]
     assert values == [2, 3]
     with pytest.raises(LookupError, match="of the call"):
-        pool.future(by_name["fails"]).result(30)
-    assert list(pool.future(by_name["count"]).result(30)) == list(range(3, 100))
+        pool.future(by_name["fails"]).result(60)
+    assert list(pool.future(by_name["count"]).result(60)) == list(range(3, 100))
     assert sky.compute(abs)(-5) >> pool == 5, "new calls work"
     until(lambda: not pool.calls())
     with pytest.raises(UsageError, match="its value was taken"):
@@ -183,7 +183,7 @@ def test_one_client_has_the_pool_until_another_takes_it_over(
     assert client.process.stdout is not None
     assert "another client has taken it over, process" in client.process.stdout.readline()
     assert client.process.stdout.readline() == "left\n"
-    client.process.wait(30)
+    client.process.wait(60)
     assert pids(host, "head"), "the program that lost the pool ended nothing of it"
     calls = {call.name: call for call in pool.calls() if call.state == "running"}
     assert calls.keys() == {"count", "wait"}
@@ -191,7 +191,7 @@ def test_one_client_has_the_pool_until_another_takes_it_over(
     future = pool.future(calls["wait"])
     pool.detach()
     with pytest.raises(PoolClosed, match="this program has left it"):
-        future.result(30)
+        future.result(60)
 
     assert main(["ls", "--local"]) == 0
     assert "detached" in capsys.readouterr().out
@@ -215,19 +215,19 @@ def test_calls_outlive_a_head_that_is_killed(client_of: Callable[..., Client]) -
     assert client.process.stdout is not None
     assert "was killed and has begun again" in client.process.stdout.readline()
     assert client.process.stdout.readline() == "left\n"
-    client.process.wait(30)
+    client.process.wait(60)
     kill_head(host)  # the second one goes on from the journal of the first
     pool = sky.ComputePool.attach("train", logs=False)
     calls = {(call.name, call.state): call for call in pool.calls()}
     assert calls.keys() == {("wait", "done"), ("fails", "failed"), ("wait", "failed"), ("count", "failed")}
-    assert pool.future(calls["wait", "done"]).result(30) == 2
+    assert pool.future(calls["wait", "done"]).result(60) == 2
     with pytest.raises(LookupError, match="of the call"):
-        pool.future(calls["fails", "failed"]).result(30)
+        pool.future(calls["fails", "failed"]).result(60)
     with pytest.raises(NodeLost, match="'wait': the head of the pool was killed while the call was on a node"):
-        pool.future(calls["wait", "failed"]).result(30)
+        pool.future(calls["wait", "failed"]).result(60)
     items: list[int] = []
     with pytest.raises(NodeLost, match="head of the pool was killed"):
-        items.extend(iter(pool.future(calls["count", "failed"]).result(30)))
+        items.extend(iter(pool.future(calls["count", "failed"]).result(60)))
     assert items == list(range(3, 3 + len(items)))
 
     @sky.compute(timeout_s=100)  # such calls wait in the head, not on the node
@@ -254,9 +254,9 @@ def test_calls_outlive_a_head_that_is_killed(client_of: Callable[..., Client]) -
         for number, call in enumerate(open_calls):
             if number < 4:
                 with pytest.raises(NodeLost, match="send it again"):
-                    pool.future(call).result(30)
+                    pool.future(call).result(60)
             else:
-                assert pool.future(call).result(30) == data + bytes([number])
+                assert pool.future(call).result(60) == data + bytes([number])
     assert sorted(ledger.read_text().split()) == [str(number) for number in range(8)]
 
 

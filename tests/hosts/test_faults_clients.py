@@ -18,7 +18,7 @@ from tests.hosts.bed import ROOT
 from tests.hosts.faults import EPSILON_S, Place, client_processes, nothing_runs_on, pids
 from tests.waiting import until
 
-pytestmark = [pytest.mark.hosts, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(240)]
 
 Places = Callable[[int], Place]
 

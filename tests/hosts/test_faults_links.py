@@ -63,9 +63,9 @@ def test_a_cut_shorter_than_the_lease_is_only_a_pause(place: Places, ledger_of: 
             time.sleep(cut_s)
         got.extend(stream)
         assert ledger.settle(futures) == {}
-        assert talk.result(30) == 200
+        assert talk.result(60) == 200
         assert values.result(60) == list(range(2000))
-        assert gang.result(30) == [None, None]
+        assert gang.result(60) == [None, None]
         assert pool.agent_pids() == agents
         assert sky.compute(abs)(-1) @ pool == [1, 1]
     assert set(ledger.ran().values()) == {1}

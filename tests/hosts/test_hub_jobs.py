@@ -72,7 +72,7 @@ def test_jobs_get_the_hosts_that_are_theirs_and_wait_for_the_others(
     until(lambda: one.status == "running", 100)
     both = hub.submit(where()(), on="all", nodes=2, labels=["lab"], image=image)
     other = hub.submit(waiting()("/tmp/two"), labels=["lab"], image=image, max_duration_s=60)
-    until(lambda: "waits for 2 nodes" in both.why_waiting, 30)
+    until(lambda: "waits for 2 nodes" in both.why_waiting)
     for job, file in ((one, "/tmp/one"), (other, "/tmp/two")):
         for host in hosts(2):
             host.run("touch", file)

@@ -86,7 +86,7 @@ def test_a_pool_runs_on_a_host_behind_another(
     provider = sky.SSH(hosts=[hidden.name], jump=jump.name, config_file=str(bed.ssh_config), transport=transport)
     with sky.ComputePool(provider=provider, nodes=1, console=False) as pool:
         assert sky.compute(lambda: __import__("socket").gethostname())() >> pool == hidden.name
-    until(lambda: not hidden.started_processes(), 30)
+    until(lambda: not hidden.started_processes())
 
 
 @pytest.mark.parametrize("user", ["root", "dev"])
@@ -99,4 +99,4 @@ def test_an_agent_outlives_the_log_in_if_logind_kills_leftovers(bed: Bed, new_ho
         group = sky.compute(lambda: Path("/proc/self/cgroup").read_text())() >> pool
         assert "session" not in group
         assert sky.compute(lambda: 42)() >> pool == 42
-    until(lambda: not [p for p in host.started_processes() if "skyward" in p.command], 30)
+    until(lambda: not [p for p in host.started_processes() if "skyward" in p.command])

@@ -492,7 +492,7 @@ def test_every_process_that_a_rank_started_ends_with_it(pool: ComputePool, tmp_p
     if end == "is cancelled":
         future.cancel()
     else:
-        future.exception(30)
+        future.exception(60)
     pids = [path.name.rpartition("-")[2] for path in tmp_path.iterdir()]
     assert len(pids) == 4
     until(lambda: not any(is_alive(pid) for pid in pids))

@@ -12,7 +12,6 @@ import pytest
 if TYPE_CHECKING:
     from tests.lifecycle.conftest import Sandbox
 
-pytestmark = pytest.mark.timeout(90)
 
 IDLE = """
 with sky.ComputePool(sky.Local(), nodes=2, concurrency=2) as pool:

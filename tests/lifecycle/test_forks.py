@@ -9,7 +9,6 @@ import pytest
 if TYPE_CHECKING:
     from tests.lifecycle.conftest import Sandbox
 
-pytestmark = pytest.mark.timeout(90)
 
 OS_FORK = """
 with sky.ComputePool(sky.Local(), nodes=2) as pool:

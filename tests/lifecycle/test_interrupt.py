@@ -15,7 +15,6 @@ from skyward.values.machine import Machine
 if TYPE_CHECKING:
     from tests.lifecycle.conftest import Client, Sandbox
 
-pytestmark = pytest.mark.timeout(90)
 
 AROUND = """
 interrupts = 0

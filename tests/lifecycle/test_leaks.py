@@ -25,8 +25,6 @@ from tests.waiting import until
 if TYPE_CHECKING:
     from tests.lifecycle.conftest import Sandbox
 
-pytestmark = pytest.mark.timeout(90)
-
 
 @sky.compute
 def pid() -> int:

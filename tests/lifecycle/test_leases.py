@@ -8,15 +8,11 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 import skyward as sky
 
 if TYPE_CHECKING:
     from skyward.values.machine import Machine, PoolSpec
     from tests.lifecycle.conftest import Sandbox
-
-pytestmark = pytest.mark.timeout(90)
 
 
 @sky.compute

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-pytestmark = pytest.mark.timeout(90)
-
 
 @sky.compute
 def pid() -> int:
@@ -67,7 +65,7 @@ def test_the_death_of_a_slot_is_reported_and_the_pool_goes_on(inside: Sandbox) -
         inside.waits_for("begun")
         inside.kills("slot")
         with pytest.raises(SlotLost) as caught:
-            future.result(20)
+            future.result(60)
         assert caught.value.signal == signal.SIGKILL
         assert caught.value.started is True
         assert [pid() >> pool for _ in range(4)]
@@ -91,7 +89,7 @@ def test_the_death_of_a_zygote_ends_its_calls_and_the_pool_goes_on(inside: Sandb
         inside.waits_for("begun")
         inside.kills("zygote")
         with pytest.raises(SlotLost):
-            future.result(20)
+            future.result(60)
         for _ in range(3):
             assert (pid() >> pool) > 0
 
@@ -180,7 +178,7 @@ def test_the_death_of_a_watchdog_ends_its_node_which_is_replaced(inside: Sandbox
         inside.waits_for("begun")
         inside.kills("watchdog")
         with pytest.raises(NodeLost):
-            future.result(20)
+            future.result(60)
         assert (node() @ pool) == [0]
 
 
@@ -228,7 +226,7 @@ def test_calls_that_were_never_sent_move_to_the_replacement(inside: Sandbox) -> 
         with pytest.raises(NodeLost):
             for _ in items:
                 pass
-        assert all(future.result(20) > 0 for future in waiting)
+        assert all(future.result(60) > 0 for future in waiting)
 
 
 @sky.compute
@@ -289,7 +287,7 @@ def test_a_gang_fails_when_its_head_is_lost_before_it_began(inside: Sandbox) -> 
         future = pool.submit(world())  # it has asked for the port when this returns
         inside.kills("agent")
         with pytest.raises(NodeLost):
-            future.result(20)
+            future.result(60)
         recovers(pool)
         assert (world() @ pool) == [2, 2]
 
@@ -300,7 +298,7 @@ def test_a_gang_fails_when_its_zygote_dies(inside: Sandbox) -> None:
         inside.waits_for("begun")
         inside.kills("zygote")
         with pytest.raises(SlotLost):
-            future.result(20)
+            future.result(60)
         recovers(pool)
         assert (world() @ pool) == [2, 2]
 
@@ -314,7 +312,7 @@ def test_a_gang_fails_and_ends_when_one_rank_dies(inside: Sandbox) -> None:
             inside.waits_for("begun")
             os.kill(max(set(inside.pids("slot")) - idle), signal.SIGKILL)
             with pytest.raises(SlotLost):
-                outcome.result(20)
+                outcome.result(60)
         until(lambda: not set(inside.pids("slot")) - idle)
         assert (world() @ pool) == [2, 2]
 

@@ -7,8 +7,6 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-import pytest
-
 import skyward as sky
 from tests.channels import Relayed
 from tests.waiting import until
@@ -16,7 +14,6 @@ from tests.waiting import until
 if TYPE_CHECKING:
     from tests.lifecycle.conftest import Sandbox
 
-pytestmark = pytest.mark.timeout(90)
 
 RELAYED = "from tests.channels import Relayed\n"
 

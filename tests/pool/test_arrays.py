@@ -82,7 +82,7 @@ def test_the_task_sees_the_array_as_it_was_at_submission(pool: sky.ComputePool) 
         array[:] = i
         futures.append(sky.compute(np.sum)(array) > pool)
     array[:] = -1
-    assert [float(f.result(timeout=30)) for f in futures] == [i * LARGE for i in range(5)]
+    assert [float(f.result(timeout=60)) for f in futures] == [i * LARGE for i in range(5)]
 
 
 def test_arrays_within_containers_and_objects_arrive(pool: sky.ComputePool) -> None:

@@ -179,7 +179,7 @@ class TestTheUsersOwn:
         future = sky.compute(fail)() > pool
         for _ in range(2):
             with pytest.raises(ValueError, match="again") as caught:
-                future.result(timeout=20)
+                future.result(timeout=60)
             assert len(caught.value.__notes__) == 1
 
     def test_a_returned_exception_is_a_value(self, pool: sky.ComputePool) -> None:
@@ -243,7 +243,7 @@ class TestWhatCannotTravel:
                 sys.path.remove(folder)
             raise only_there.Odd("who am I")
 
-        error = (sky.compute(fail)(str(tmp_path)) > pool).exception(timeout=20)
+        error = (sky.compute(fail)(str(tmp_path)) > pool).exception(timeout=60)
         assert isinstance(error, RemoteError)
         assert error.exception_type == "only_there.Odd"
         assert "who am I" in str(error)
@@ -309,7 +309,7 @@ class TestWhatCannotTravel:
             sky.compute(use)() >> pool
 
     def test_an_argument_that_cannot_be_unpickled_on_the_node_is_reported(self, pool: sky.ComputePool) -> None:
-        error = (sky.compute(str)(OnlyHere()) > pool).exception(timeout=20)
+        error = (sky.compute(str)(OnlyHere()) > pool).exception(timeout=60)
         assert isinstance(error, PayloadNotLoadable)
         assert "an argument cannot be loaded on the node" in str(error)
         assert "only on the client" in str(error)
@@ -320,7 +320,7 @@ class TestWhatCannotTravel:
         module = types.ModuleType("not_on_the_node")
         exec("def f():\n    return 1\n", module.__dict__)
         monkeypatch.setitem(sys.modules, "not_on_the_node", module)
-        error = (sky.compute(module.f)() > pool).exception(timeout=20)
+        error = (sky.compute(module.f)() > pool).exception(timeout=60)
         assert isinstance(error, PayloadNotLoadable)
         assert "the module 'not_on_the_node' is not installed there; add it to Image(pip=" in str(error)
 
@@ -354,7 +354,7 @@ class TestResultsThatDoNotUnpickleHere:
         with pytest.raises(ResultNotPicklable, match=remedy) as raised:
             sky.compute(OnlyThere)(error) >> pool
         assert type(raised.value.__cause__) is type(error)
-        assert isinstance((sky.compute(OnlyThere)(error) > pool).exception(20), ResultNotPicklable)
+        assert isinstance((sky.compute(OnlyThere)(error) > pool).exception(60), ResultNotPicklable)
         with pytest.raises(ResultNotPicklable, match=remedy):
             sky.compute(OnlyThere)(error) @ pool
 
@@ -414,8 +414,8 @@ class TestEndsOfTheProcess:
     def test_other_calls_of_the_node_go_on(self, pool: sky.ComputePool) -> None:
         dying = [sky.compute(lambda: os._exit(1))() > pool for _ in range(3)]
         living = [sky.compute(abs)(-i) > pool for i in range(20)]
-        assert [f.result(timeout=20) for f in living] == list(range(20))
-        assert all(isinstance(f.exception(timeout=20), SlotLost) for f in dying)
+        assert [f.result(timeout=60) for f in living] == list(range(20))
+        assert all(isinstance(f.exception(timeout=60), SlotLost) for f in dying)
 
     def test_the_error_shows_the_output_before_the_death(self, pool: sky.ComputePool) -> None:
         def die() -> None:
@@ -525,7 +525,7 @@ class TestTimeouts:
             assert sky.compute(abs)(-i) >> pool == i
         nap = sky.compute(time.sleep)(2.1) > pool
         quick = [sky.compute(timeout_s=2)(abs)(-i) > pool for i in range(20)]
-        assert [f.result(timeout=20) for f in quick] == list(range(20))
+        assert [f.result(timeout=60) for f in quick] == list(range(20))
         assert nap.result() is None
 
     def test_a_timeout_of_a_year_works(self, pool: sky.ComputePool) -> None:

@@ -50,7 +50,7 @@ def test_events_can_be_read_by_another_thread_until_the_pool_is_closed() -> None
     reader.start()
     with pool:
         double(1) >> pool
-    reader.join(10)
+    reader.join(60)
     assert not reader.is_alive()
     assert kinds(seen) == ["PoolStarted", "NodeReady", "PoolReady", "TaskSent", "TaskEnded", "PoolClosed"]
 

@@ -136,7 +136,7 @@ def test_the_end_of_the_pool_ends_a_transfer(tmp_path: Path, way: str) -> None:
         finally:
             pool.close()
         with pytest.raises(PoolClosed):
-            transfer.result(20)
+            transfer.result(60)
     until(lambda: not readers(tmp_path))
     with pytest.raises(PoolClosed):
         pool.upload(tmp_path / "here", tmp_path / "there")

@@ -14,7 +14,7 @@ from skyward.errors import PoolClosed, UsageError
 from tests.ssh.server import free_port
 from tests.waiting import until
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 
 
 @pytest.fixture(scope="module")

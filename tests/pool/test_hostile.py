@@ -74,7 +74,7 @@ def pool(sky_pools: Callable[..., sky.ComputePool]) -> sky.ComputePool:
 
 
 def works(pool: sky.ComputePool) -> bool:
-    return [number(i) >> pool for i in range(3)] == [f.result(20) for f in [number(i) > pool for i in range(3)]]
+    return [number(i) >> pool for i in range(3)] == [f.result(60) for f in [number(i) > pool for i in range(3)]]
 
 
 @pytest.mark.parametrize("kind", [LeavesWhenPickled, LeavesWhenUnpickled, LeavesWhenPickledAndShown])
@@ -82,19 +82,19 @@ def test_an_exception_that_cannot_travel_is_a_remote_error(pool: sky.ComputePool
     with pytest.raises(RemoteError, match=kind.__name__):
         fail(kind) >> pool
     with pytest.raises(RemoteError, match=kind.__name__):
-        (fail(kind) > pool).result(20)
+        (fail(kind) > pool).result(60)
     assert works(pool)
 
 
 def test_an_exception_that_cannot_be_shown_travels(pool: sky.ComputePool) -> None:
-    error = (fail(LeavesWhenShown) > pool).exception(20)
+    error = (fail(LeavesWhenShown) > pool).exception(60)
     assert type(error) is LeavesWhenShown
     assert works(pool)
 
 
 def test_retry_on_sees_an_exception_whose_unpickling_ends_the_thread(pool: sky.ComputePool) -> None:
     future = fail(LeavesWhenUnpickled).with_options(retries=1, retry_on=ValueError) > pool
-    assert isinstance(future.exception(20), RemoteError)
+    assert isinstance(future.exception(60), RemoteError)
     assert works(pool)
 
 
@@ -103,7 +103,7 @@ def test_a_value_whose_unpickling_ends_the_process_is_an_error_of_its_call(pool:
     with pytest.raises(ResultNotPicklable, match="unpickled"):
         make() >> pool
     future = make() > pool
-    assert isinstance(future.exception(20), ResultNotPicklable)
+    assert isinstance(future.exception(60), ResultNotPicklable)
     assert works(pool)
 
 
@@ -127,7 +127,7 @@ def test_a_done_callback_that_raises_affects_no_other(
         future.add_done_callback(lambda _: called.append("next"))
     with caplog.at_level(logging.ERROR, "concurrent.futures"):
         (tmp_path / "go").touch()
-        assert [future.result(20) for future in futures] == [None, None]
+        assert [future.result(60) for future in futures] == [None, None]
         assert works(pool)
     assert sorted(called) == ["next", "next", "raised", "raised"]
     assert "in a callback" in caplog.text

@@ -141,12 +141,12 @@ def test_a_call_that_is_cancelled_during_the_copy_has_no_value_and_its_slot_runs
 
     def wait(place: bytes, size: int) -> memoryview:
         is_here.set()
-        assert may_go.wait(20)
+        assert may_go.wait(60)
         return refuse(place, size) if is_refused else pull(place, size)
 
     copies.instead = wait
     future = ones(after_s=LATER_S) > pool
-    assert is_here.wait(20)
+    assert is_here.wait(60)
     assert future.cancel()
     may_go.set()
     copies.instead = pull
@@ -159,7 +159,7 @@ def test_the_end_of_a_pool_during_the_copy_fails_the_call(copies: Copies) -> Non
 
     def wait(place: bytes, size: int) -> memoryview:
         is_here.set()
-        assert may_go.wait(20)
+        assert may_go.wait(60)
         return pull(place, size)
 
     copies.instead = wait
@@ -168,12 +168,12 @@ def test_the_end_of_a_pool_during_the_copy_fails_the_call(copies: Copies) -> Non
     try:
         until(engine_of(pool).leader.may_pull)
         future = ones(after_s=LATER_S) > pool
-        assert is_here.wait(20)
+        assert is_here.wait(60)
     finally:
         pool.close(cancel=True)
         may_go.set()
     with pytest.raises((PoolClosed, sky.errors.NodeError)):
-        future.result(20)
+        future.result(60)
 
 
 def test_the_value_of_an_actor_is_copied(pool: ComputePool, copies: Copies) -> None:

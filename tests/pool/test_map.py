@@ -134,7 +134,7 @@ class TestValues:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
         assert results == {n: [x * x for x in range(n, n + 200)] for n in range(4)}
 
     def test_calls_run_on_all_slots(self, pool: sky.ComputePool, tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ class TestTargets:
                 "as they come": list(sky.gather(node_of(), node_of(), stream=True) >> one),
                 "role": node_of() >> role,
                 "whole": [node_of() >> whole for _ in range(6)],
-                "submit": one.submit(add(2, 3)).result(timeout=30),
+                "submit": one.submit(add(2, 3)).result(timeout=60),
                 "async": asyncio.run(awaited()),
                 "numbers": (one.node_numbers, some.node_numbers, role.node_numbers, whole.node_numbers),
             }
@@ -193,7 +193,7 @@ class TestTargets:
         with sky.ComputePool(sky.Local(), nodes=2, concurrency=2, executor="thread", logs=False) as pool:
             target = pool.node(1)
             futures = [ask(target, i) > pool.node(0) for i in range(8)]
-            assert [future.result(timeout=30) for future in futures] == list(range(1, 9))
+            assert [future.result(timeout=60) for future in futures] == list(range(1, 9))
 
 
 class TestPayloads:
@@ -382,7 +382,7 @@ class TestEnds:
             future = sky.compute(lambda: hold(began, never) >> target)() > pool.node(0)
             until(lambda: lines_of(began))
             future.cancel()
-            assert (add(1, 1) > pool.node(0)).result(timeout=20) == 2
+            assert (add(1, 1) > pool.node(0)).result(timeout=60) == 2
 
     def test_a_pool_that_is_closed_ends_all(self, tmp_path: Path) -> None:
         began, never = tmp_path / "began", tmp_path / "never"
@@ -454,10 +454,10 @@ class TestCircles:
             everywhere = thread.submit(lambda: ranks() @ pool)
             until(lambda: len(engine_of(pool).ledger.gangs) == 2)
             go.touch()
-            assert future.result(timeout=30) == 4
-            assert len(everywhere.result(timeout=30)) == 3
-        gang.result(timeout=30)
-        assert [call.result(timeout=30) for call in held] == [1, 1, 1]
+            assert future.result(timeout=60) == 4
+            assert len(everywhere.result(timeout=60)) == 3
+        gang.result(timeout=60)
+        assert [call.result(timeout=60) for call in held] == [1, 1, 1]
 
     def test_a_gang_cannot_wait_for_places_that_it_holds(self, pool: sky.ComputePool) -> None:
         def train() -> str:
@@ -495,4 +495,4 @@ class TestHandles:
         until(lambda: lines_of(began))
         assert engine_of(pool).questions.call_named("") == getattr(future, "call_id", 0)
         go.touch()
-        assert future.result(timeout=20) == 1
+        assert future.result(timeout=60) == 1

@@ -102,7 +102,7 @@ def test_a_call_that_closes_the_slots_own_files_is_lost_and_not_run_again(
         for notes in (tmp_path / "waited for", tmp_path / "sent"):
             with pytest.raises(SlotLost) as caught:
                 if notes.name == "sent":
-                    pool.submit(close_everything(notes)).result(30)
+                    pool.submit(close_everything(notes)).result(60)
                 else:
                     close_everything(notes) >> pool
             assert caught.value.started is True
@@ -126,7 +126,7 @@ def fork(how: str) -> tuple[str, int]:
 @pytest.mark.parametrize(("how", "code"), [("returns", 0), ("raises", 1), ("exits", 3)])
 def test_a_child_that_a_call_forks_ends_where_the_call_would(pool: sky.ComputePool, how: str, code: int) -> None:
     assert fork(how) >> pool == ("parent", code)
-    assert pool.submit(fork(how)).result(30) == ("parent", code)
+    assert pool.submit(fork(how)).result(60) == ("parent", code)
     assert one() >> pool == 1
 
 
@@ -161,7 +161,7 @@ def test_cancelled_calls_leave_their_thread_slot_working(tmp_path: Path) -> None
             future.cancel()
             cut = nothing() > pool
             cut.cancel()
-            assert (nothing() > pool).result(20) == 5
+            assert (nothing() > pool).result(60) == 5
 
 
 # Ranks ------------------------------------------------------------------------------------------------------------
@@ -313,5 +313,5 @@ def test_a_gang_that_can_lock_no_port_fails_alone_with_a_clear_error(
             in_the_way.unlink()
             assert (gang() >> pool) > 0
             Path(folder, "go").touch()
-            other.result(20)
+            other.result(60)
             assert pool.agent_pids() == agents

@@ -78,7 +78,7 @@ def test_concurrent_lines_belong_to_their_tasks(pool: sky.ComputePool, heard: Li
 
     futures = [sky.compute(name=f"task{me}")(chatter)(me) > pool for me in range(40)]
     for future in futures:
-        future.result(timeout=30)
+        future.result(timeout=60)
     for me in range(40):
         assert heard.texts(f"task{me}") == [f"{me}:{i}" for i in range(20)]
 
@@ -137,7 +137,7 @@ def test_output_comes_while_the_call_runs(pool: sky.ComputePool, heard: Listener
     until(lambda: heard.texts() == ["early"])
     assert not future.done()
     open(go, "w").close()
-    future.result(timeout=20)
+    future.result(timeout=60)
 
 
 def test_text_in_any_language_and_bytes_that_are_no_text_arrive(pool: sky.ComputePool, heard: Listener) -> None:

@@ -55,7 +55,7 @@ class TestOperators:
         future = double(21) > pool
         assert isinstance(future, concurrent.futures.Future)
         assert future.result() == 42
-        assert pool.submit(double(2)).result(timeout=20) == 4
+        assert pool.submit(double(2)).result(timeout=60) == 4
 
     def test_broadcast_gives_one_value_for_each_node_in_order(self, pool: sky.ComputePool) -> None:
         assert node_of() @ pool == [0, 1]
@@ -183,7 +183,7 @@ class TestStandardFutures:
         with pytest.raises(TimeoutError):
             future.result(timeout=0.01)
         (tmp_path / "go").touch()
-        assert future.result(timeout=20) == 1
+        assert future.result(timeout=60) == 1
         assert future.exception() is None
         assert future.done()
 
@@ -199,7 +199,7 @@ class TestStandardFutures:
         first = double(1) > pool
         first.add_done_callback(lambda f: second.append(double(f.result()) > pool))
         until(lambda: second)
-        assert second[0].result(timeout=20) == 4
+        assert second[0].result(timeout=60) == 4
 
 
 class TestSharing:
@@ -256,7 +256,7 @@ class TestLife:
                 if was_active and threading.current_thread() is threading.main_thread():
                     other = threading.Thread(target=self.close, kwargs={"cancel": True})
                     other.start()
-                    other.join(20)
+                    other.join(60)
                 return was_active
 
         told: list[sky.events.Event] = []

@@ -40,7 +40,7 @@ class Failing(sky.Local):
         self.launches.append(fate)
         if fate == "hangs":
             self.is_waiting.set()
-            assert spec.stop.wait(30)
+            assert spec.stop.wait(60)
             raise Unreachable("told to stop", was_stopped=True)
         if fate in ("unreachable", "final"):
             raise Unreachable("the connection was lost", is_final=fate == "final")
@@ -102,7 +102,7 @@ def test_closing_a_pool_ends_a_launch_in_progress() -> None:
     provider = Failing(fates=("hangs",))
     with sky.ComputePool(provider, logs=False) as pool:
         lose(pool)
-        assert provider.is_waiting.wait(20)
+        assert provider.is_waiting.wait(60)
     assert provider.is_empty()
 
 

@@ -78,7 +78,7 @@ def test_calls_of_other_threads_go_on_while_a_handler_raises_in_calls_of_the_mai
         while not is_over.is_set():
             number += 1
             futures = [double(number) > pool, double(-number) > pool]
-            if [future.result(timeout=20) for future in futures] != [2 * number, -2 * number]:
+            if [future.result(timeout=60) for future in futures] != [2 * number, -2 * number]:
                 wrong.append(number)
 
     beside = threading.Thread(target=call)
@@ -95,7 +95,7 @@ def test_calls_of_other_threads_go_on_while_a_handler_raises_in_calls_of_the_mai
                     interrupted += 1
         finally:
             is_over.set()
-            beside.join(timeout=30)
+            beside.join(timeout=60)
     assert not beside.is_alive()
     assert not wrong
     assert interrupted

@@ -28,7 +28,7 @@ def shared(sky_pools: Callable[..., sky.ComputePool]) -> sky.ComputePool:
 def pool(shared: sky.ComputePool) -> Iterator[sky.ComputePool]:
     """Pool whose slots must both work at the end of each test."""
     yield shared
-    assert [f.result(timeout=20) for f in [sky.compute(abs)(-i) > shared for i in range(4)]] == [0, 1, 2, 3]
+    assert [f.result(timeout=60) for f in [sky.compute(abs)(-i) > shared for i in range(4)]] == [0, 1, 2, 3]
 
 
 @sky.compute
@@ -69,7 +69,7 @@ class TestOut:
 
     def test_the_named_method_and_a_future_stream_too(self, pool: sky.ComputePool) -> None:
         assert list(pool.run(count(3))) == [0, 1, 2]
-        assert list((count(3) > pool).result(timeout=20)) == [0, 1, 2]
+        assert list((count(3) > pool).result(timeout=60)) == [0, 1, 2]
 
     def test_printing_a_stream_gives_advice(self, pool: sky.ComputePool) -> None:
         items = count(3) >> pool

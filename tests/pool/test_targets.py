@@ -152,7 +152,7 @@ class TestNodes:
     def test_a_call_goes_to_the_named_node(self, pool: sky.ComputePool) -> None:
         for node in (2, 0, 3, 1):
             assert node_of() >> pool.node(node) == node
-            assert (node_of() > pool.node(node)).result(timeout=20) == node
+            assert (node_of() > pool.node(node)).result(timeout=60) == node
             assert asyncio.run(pool.node(node).run_async(node_of())) == node
 
     def test_calls_go_to_one_of_the_named_nodes(self, pool: sky.ComputePool, tmp_path: Path) -> None:
@@ -162,13 +162,13 @@ class TestNodes:
         until(lambda: Path(f"{go}.0").exists() and Path(f"{go}.2").exists())
         assert node_of() >> pool == 1, "it is free for others"
         go.touch()
-        assert sorted(future.result(timeout=20) for future in futures) in ([0, 0, 2], [0, 2, 2])
+        assert sorted(future.result(timeout=60) for future in futures) in ([0, 0, 2], [0, 2, 2])
         assert target.total_slots == 2
         assert target.node_numbers == (2, 0)
 
     def test_a_group_and_a_generator_run_on_named_nodes(self, pool: sky.ComputePool) -> None:
         assert (node_of() & node_of() & node_of()) >> pool.node(2) == (2, 2, 2)
-        assert (sky.gather(node_of(), node_of()) > pool.node(0)).result(timeout=20) == (0, 0)
+        assert (sky.gather(node_of(), node_of()) > pool.node(0)).result(timeout=60) == (0, 0)
         assert list(sky.gather(node_of(), node_of(), stream=True) >> pool.node(1)) == [1, 1]
         assert list(count_on_node(3) >> pool.node(2)) == [(2, 0), (2, 1), (2, 2)]
 
@@ -197,7 +197,7 @@ class TestNodes:
         assert pool.nodes([0, 2]).map(abs, range(-50, 0)) == list(range(50, 0, -1))
         assert node_of() >> pool.node(0) == 0
         go.touch()
-        assert [future.result(timeout=30) for future in held] == [1] * 200
+        assert [future.result(timeout=60) for future in held] == [1] * 200
 
     @pytest.mark.parametrize(
         ("choose", "message"),
@@ -235,7 +235,7 @@ class TestRoles:
     def test_ordinary_calls_avoid_the_nodes_of_a_role(self, pool: sky.ComputePool) -> None:
         assert node_of() @ pool == [0, 1, 2]
         assert 3 not in set(pool.map(node_of, range(300)))
-        assert 3 not in {future.result(timeout=20) for future in [node_of() > pool for _ in range(40)]}
+        assert 3 not in {future.result(timeout=60) for future in [node_of() > pool for _ in range(40)]}
         assert 3 not in {node_of() >> pool for _ in range(40)}, "nor by the direct line"
         assert ranks() @ pool == [(0, 0, 3), (1, 1, 3), (2, 2, 3)]
         assert ranks() >> pool != (3, 0, 1)
@@ -259,7 +259,7 @@ class TestRoles:
         until(lambda: all(Path(f"{go}.{node}").exists() for node in range(3)))
         assert node_of() >> pool.role("evaluation") == 3
         go.touch()
-        assert 3 not in {future.result(timeout=20) for future in held}
+        assert 3 not in {future.result(timeout=60) for future in held}
 
     @pytest.mark.parametrize(
         ("roles", "message"),
@@ -293,9 +293,9 @@ class TestLosses:
             waiting = node_of() > pool.node(1)
             faults.kill_node(1)
             with pytest.raises(NodeLost) as caught:
-                running.result(timeout=30)
+                running.result(timeout=60)
             assert caught.value.node == 1
-            assert waiting.result(timeout=30) == 1
+            assert waiting.result(timeout=60) == 1
             assert node_of() >> pool.role("side") == 1, "its successor is kept for the role, too"
             faults.wait_until_whole()
             assert node_of() @ pool == [0]

@@ -64,7 +64,7 @@ def test_prints_belong_to_their_task(pool: sky.ComputePool, heard: list[sky.LogL
 
     heard.clear()
     for future in [sky.compute(name=f"task{me}")(chatter)(me) > pool for me in range(6)]:
-        future.result(timeout=30)
+        future.result(timeout=60)
     for me in range(6):
         assert [x.text for x in heard if x.task == f"task{me}" and x.stream == "stdout"] == [
             f"{me}:{i}" for i in range(30)

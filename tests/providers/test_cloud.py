@@ -102,7 +102,7 @@ class SlowToCleanUp(FakeCloud):
 
     def clean_up(self, tags: Mapping[str, str]) -> list[str]:
         self.is_at_it.set()
-        assert self.may_end.wait(30)
+        assert self.may_end.wait(60)
         return super().clean_up(tags)
 
 
@@ -112,7 +112,7 @@ def test_the_clean_up_of_one_pool_blocks_no_other() -> None:
     machines = launched(provider, PoolSpec())
     ending = threading.Thread(target=lambda: provider.terminate(machines))
     ending.start()
-    assert cloud.is_at_it.wait(20)
+    assert cloud.is_at_it.wait(60)
     other = launched(provider, PoolSpec(), pool="other")
     again = launched(provider, PoolSpec())  # of the same name, with a record of its own
     settled: list[bool] = []

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 import skyward as sky
 from skyward.events import Event, PoolScaled
 from tests.providers.conftest import Hosts
 from tests.waiting import until
-
-pytestmark = pytest.mark.timeout(120)
 
 # They travel by value, because this module is not on the nodes.
 node = sky.compute(lambda: __import__("skyward").instance_info().node)

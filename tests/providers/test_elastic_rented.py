@@ -17,8 +17,6 @@ from skyward.testing.fake_cloud import FakeCloud, FakeFaults, FakeProvider
 from skyward.testing.virtual_clock import FastClock
 from tests.waiting import until
 
-pytestmark = pytest.mark.timeout(90)
-
 LEASE_S = 9000.0
 """Half a minute by the clock below: a loaded machine renews it late, and no test waits for its end."""
 

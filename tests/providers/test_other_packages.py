@@ -51,10 +51,10 @@ def test_pool_that_waits_in_a_queue_says_so_and_is_closed_from_another_thread(tm
     starter = threading.Thread(target=start)
     starter.start()
     try:
-        until(lambda: any(isinstance(event, PhaseStarted) and event.detail == "Resources" for event in events), 30)
+        until(lambda: any(isinstance(event, PhaseStarted) and event.detail == "Resources" for event in events))
     finally:
         pool.close(cancel=True)
-        starter.join(30)
+        starter.join(60)
     assert len(reasons) == 1
     assert not pool.is_active
     queue.unlink()

@@ -46,7 +46,6 @@ def test_tasks_find_uploads_where_they_are_here_and_results_come_back(
         assert (project / "results" / "out.txt").read_text() == "one"
 
 
-@pytest.mark.timeout(180)
 def test_a_lost_connection_is_made_again_and_the_file_continues(
     sshds: Hosts, runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

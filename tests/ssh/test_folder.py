@@ -34,8 +34,8 @@ def test_a_process_started_while_the_connection_closes_is_ended_with_it(folder: 
         process = holder(folder)
         record_process(folder, process.pid)
         assert closing.is_alive(), "it waits for who starts a process"
-    closing.join(30)
-    assert process.wait(30) != 0
+    closing.join(60)
+    assert process.wait(60) != 0
     assert not Path(folder).exists()
 
 
@@ -45,7 +45,7 @@ def test_a_process_started_after_the_connection_was_closed_is_ended_at_once(fold
         close_folder(folder, lambda: 0)  # it does not wait indefinitely
         with pytest.raises(FileNotFoundError):
             record_process(folder, process.pid)
-    assert process.wait(30) != 0
+    assert process.wait(60) != 0
 
 
 def test_a_waiting_caller_makes_no_connection_after_the_close(folder: str) -> None:
@@ -73,7 +73,7 @@ def test_a_process_that_does_not_tidy_up_is_gone_when_closing_returns(folder: st
     reaping = threading.Thread(target=process.wait, args=(50,))  # as init does for one without a parent
     reaping.start()
     close_folder(folder, lambda: 0)
-    reaping.join(30)
+    reaping.join(60)
     assert not reaping.is_alive()
 
 

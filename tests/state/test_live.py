@@ -97,7 +97,7 @@ def test_another_process_can_end_a_pool_and_its_calls_say_so() -> None:
         future = hang() > pool
         live.ask_to_end(live.find("train").pool, "it was ended by `skyward down`")
         with pytest.raises(PoolClosed, match="ended by `skyward down`"):
-            future.result(30)
+            future.result(60)
         until(lambda: not pool.is_active)
         with pytest.raises(PoolClosed, match="ended by `skyward down`"):
             say("too late") >> pool

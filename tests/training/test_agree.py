@@ -134,7 +134,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], str]
         process.start()
     found = [answers.get(timeout=60) for _ in range(len(CASES) * WORLD)]
     for process in ranks:
-        process.join(30)
+        process.join(60)
     return {(case, rank): text for case, rank, text in found}
 
 

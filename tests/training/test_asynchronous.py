@@ -28,7 +28,7 @@ class Slow(TrainerCallback):
         self.threads: set[str] = set()
 
     def on_log(self, state: Any, logs: Any, **context: Any) -> None:
-        assert self.go.wait(30)
+        assert self.go.wait(60)
         self.threads.add(threading.current_thread().name)
         self.seen.append((state.global_step, dict(logs), len(state.log_history)))
 
@@ -76,7 +76,7 @@ def test_handlers_see_state_logs_and_arrays_of_the_event() -> None:
             self.kept: Any = None
 
         def on_log(self, state: Any, logs: Any, **context: Any) -> None:
-            assert self.go.wait(30)
+            assert self.go.wait(60)
             self.kept = self.kept or (state, logs)
 
     keeps = Keeps()

@@ -188,7 +188,7 @@ def test_two_ranks_end_together_although_their_losses_differ_and_one_of_them_wri
         process.start()
     told = dict(answers.get(timeout=100) for _ in range(WORLD))
     for process in ranks:
-        process.join(30)
+        process.join(60)
 
     for at, action in enumerate(("stop", "abort")):
         (step, state, shown), (other_step, other_state, other_shown) = told[0][at], told[1][at]

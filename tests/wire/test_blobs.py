@@ -76,11 +76,11 @@ def test_a_snapshot_in_a_spare_file_is_like_any_other() -> None:
         lines = Path("/proc/self/maps").read_text().splitlines()
         return sum("rw-s" in line and "skyward-blob" in line for line in lines)
 
-    until(lambda: mapped() == 0, 20)  # the tests before may have left a spare file, which would be taken
+    until(lambda: mapped() == 0)  # the tests before may have left a spare file, which would be taken
     data = os.urandom(8 * MIB + 5)
     before = mapped()
     Blob.snapshot(memoryview(data))
-    until(lambda: mapped() > before, 10)  # a spare file is there
+    until(lambda: mapped() > before)  # a spare file is there
     with_spare = mapped()
     blob = Blob.snapshot(memoryview(data)[MIB:])
     assert content(blob) == data[MIB:]
@@ -89,8 +89,8 @@ def test_a_snapshot_in_a_spare_file_is_like_any_other() -> None:
         os.pwrite(blob.fd, b"X", 0)
     with pytest.raises(PermissionError):
         mmap.mmap(blob.fd, blob.size)  # writable, and shared
-    until(lambda: mapped() <= with_spare, 10)  # there is the next spare file, and no writable mapping of the blob
-    until(lambda: mapped() == before, 20)  # nobody used it
+    until(lambda: mapped() <= with_spare)  # there is the next spare file, and no writable mapping of the blob
+    until(lambda: mapped() == before)  # nobody used it
 
 
 def test_a_mapping_outlives_its_blob() -> None:

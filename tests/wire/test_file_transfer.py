@@ -38,7 +38,7 @@ class Server:
             self.process.send_signal(by)
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()  # type: ignore[union-attr]
-        self.process.wait(20)
+        self.process.wait(60)
         self.process.stdout.close()  # type: ignore[union-attr]
 
 

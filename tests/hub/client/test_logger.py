@@ -242,7 +242,7 @@ def test_rank_0_logs_and_each_rank_reports_its_load(server: SmallHub, tmp_path: 
         process.start()
     told = dict(answers.get(timeout=100) for _ in range(2))
     for process in ranks:
-        process.join(30)
+        process.join(60)
     run_id = only_run(server)
     assert told == {0: run_id, 1: run_id}
     assert [step for step, _ in server.points(run_id, "loss")] == [1, 2, 3, 4]

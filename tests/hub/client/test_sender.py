@@ -49,7 +49,7 @@ def test_a_run_arrives_once_and_in_order_and_its_folder_goes(server: SmallHub, s
 
 def test_the_first_records_are_sent_at_once_and_later_ones_in_large_batches(server: SmallHub) -> None:
     run = hub.start_run()
-    until(lambda: server.of(run.id, "run"), within_s=5)
+    until(lambda: server.of(run.id, "run"))
     before = server.batches
     for step in range(30_000):
         run.log_metrics({"loss": 0.5}, step=step)
@@ -228,7 +228,7 @@ def test_commands_arrive_within_two_seconds_and_are_acknowledged(server: SmallHu
     run.take_commands(take)
     assert run.flush(20)
     server.command(run.id, 7, "save")
-    assert arrived.wait(10)
+    assert arrived.wait(60)
     assert told[0] == (7, "save")
     run.acknowledge(7, "saved")
     until(lambda: server.of(run.id, "ack") == [["ack", 7, "saved"]])
@@ -240,7 +240,7 @@ def test_logging_never_waits_for_a_hub_that_hangs(spool: Path) -> None:
         gate = threading.Event()
 
         def hang(path: str, body: bytes) -> None:
-            gate.wait(30)
+            gate.wait(60)
 
         server.refuse = hang
         hub.connect(server.url, TOKEN)

@@ -41,7 +41,7 @@ def test_trial_that_reads_an_unknown_message_reports_its_driver_lost(
     monkeypatch.setitem(services, CHANNEL, send_unknown_message)
     with sky.ComputePool(provider=sky.Local(), console=False) as pool:
         pending = run(TrialTask(token="t", sweep="s", number=0, params={})) > pool
-        assert pending.result(30) is not None
+        assert pending.result(60) is not None
 
 
 def test_folders_of_old_trials_stay_while_a_model_needs_a_checkpoint_in_them(tmp_path: Path) -> None:

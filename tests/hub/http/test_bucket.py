@@ -30,7 +30,7 @@ def owner(s3: S3Server, tmp_path: Path) -> Iterator[httpx.Client]:
     }
     with (
         HubServer(tmp_path, settings=read_settings(None, environment)) as server,
-        httpx.Client(base_url=server.url, headers=server.headers, timeout=30) as client,
+        httpx.Client(base_url=server.url, headers=server.headers, timeout=60) as client,
     ):
         yield client
 

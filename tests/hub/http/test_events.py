@@ -23,7 +23,7 @@ def following(
 ) -> Iterator[Iterator[dict[str, Any]]]:
     """Follow the stream of events. The server has begun to collect them when this returns."""
     with (
-        httpx.Client(base_url=server.url, headers={**server.headers, **headers}, timeout=20) as client,
+        httpx.Client(base_url=server.url, headers={**server.headers, **headers}, timeout=60) as client,
         client.stream("GET", "/v1/events", params=query or {}) as answer,
     ):
         assert answer.status_code == 200, answer.read()

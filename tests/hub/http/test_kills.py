@@ -122,7 +122,7 @@ def writers(server: tuple[WarmServer, str], tmp_path: Path, monkeypatch: pytest.
     for writer in writers:
         writer.stopping.set()
         if writer.is_alive():
-            writer.join(30)
+            writer.join(60)
     for writer in plain:
         writer.client.close()
     for run in runs:
@@ -145,7 +145,7 @@ def test_every_acknowledged_point_and_artifact_survives_every_kill(
     until(process.is_ready)
     for writer in writers:
         writer.stopping.set()
-        writer.join(30)
+        writer.join(60)
         assert writer.error is None
     found = [check_run(process.url, token, writer) for writer in writers]
     process.kill()

@@ -63,7 +63,7 @@ class WarmServer:
         """Kill the server. No other follows."""
         assert self._warm.stdin is not None
         self._warm.stdin.close()
-        self._warm.wait(30)
+        self._warm.wait(60)
 
     def is_running(self) -> bool:
         state = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -50,7 +50,7 @@ class WatchedServer:
             if self._process.poll() is not None:
                 return  # killed
             self._process.send_signal(signal.SIGTERM)
-            status = self._process.wait(30)
+            status = self._process.wait(60)
         assert status == 0, self.log()
 
     def kill(self) -> None:

@@ -61,7 +61,7 @@ class HubProcess:
         self.start()
 
     def client(self) -> httpx.Client:
-        return httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {self.token}"}, timeout=30)
+        return httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {self.token}"}, timeout=60)
 
     def runner_pids(self) -> list[int]:
         """Return the ids of the runners that live."""

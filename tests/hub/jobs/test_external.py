@@ -110,7 +110,7 @@ def test_training_saves_when_its_machine_is_about_to_go_also_in_the_middle_of_a_
             return [event["save"]["step"] for event in events if event["kind"] == "saved" and event["save"]]
 
         until(lambda: marker.exists() and int(marker.read_text() or 0) >= 5, 120)
-        until(lambda: job.status == "running", 30)  # its runner says so while the call begins
+        until(lambda: job.status == "running")  # its runner says so while the call begins
         job.save()
         until(saved_steps, 60)
         # Two orders at the same step are one save. This one has begun, and does not end before the next order.

@@ -183,7 +183,7 @@ def test_quota_below_the_use_lets_running_jobs_end_and_holds_others_back(
     try:
         capacity.set_quota("default", jobs=0)
         other = hub.submit(add(1, 1))
-        until(lambda: "quota" in other.why_waiting or "jobs" in other.why_waiting, 30)
+        until(lambda: "quota" in other.why_waiting or "jobs" in other.why_waiting)
         file.write_text("ended")
         assert running.result(60) == "ended"
         assert other.status == "queued"

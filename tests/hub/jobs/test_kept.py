@@ -47,7 +47,7 @@ def test_command_after_command_on_kept_machines(hub_process: HubProcess, tmp_pat
     first, second = hub.submit_command(form), hub.submit_command(form)
     assert (first.result(100), second.result(100)) == (0, 0)
     third = hub.submit_command({**form, "command": ["sh", "-c", "echo third; exit 4"]})
-    assert third.exception(30) is not None
+    assert third.exception(60) is not None
     assert list(third.logs()) == ["third"]
     # A cancel while it runs ends the machines too.
     file = tmp_path / "runs"

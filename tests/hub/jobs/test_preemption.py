@@ -25,11 +25,11 @@ def test_preempted_training_saves_makes_way_and_ends_with_the_weights_of_one_tha
     # It takes a minute, unless it may hurry: so it is not over before it has to make way.
     job = hub.submit(train("", steps, str(marker), 0.2), nodes=cores, preemptible=True, priority="low", type="training")
     until(lambda: marker.exists() and int(marker.read_text() or 0) >= 5, 120)
-    until(lambda: job.status == "running", 30)  # its runner says so while the call begins
+    until(lambda: job.status == "running")  # its runner says so while the call begins
     job.save()
     with hub_process.client() as client:  # the scheduler takes the job whose last checkpoint is the newest
         history = f"/v1/jobs/{job.id}/history"
-        until(lambda: client.get(history).json()["attempts"][0]["saved_at"], 30)
+        until(lambda: client.get(history).json()["attempts"][0]["saved_at"])
     urgent = hub.submit(add(1, 2), nodes=cores, priority="high")
     assert urgent.result(120) == 3
     marker.with_suffix(".hurry").touch()

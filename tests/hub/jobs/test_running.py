@@ -70,7 +70,7 @@ def test_running_job_is_cancelled_and_a_held_one_begins_when_it_is_released(
     file = tmp_path / "go"
     job = hub.submit(wait_for(str(file)))
     until(lambda: bool(runs_of(file)), 90)
-    until(lambda: job.status == "running", 30)  # its runner says so while the call begins
+    until(lambda: job.status == "running")  # its runner says so while the call begins
     with pytest.raises(TimeoutError, match="is running after 0.1 s"):
         job.result(0.1)
     assert job.cancel()

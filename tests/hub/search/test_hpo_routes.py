@@ -18,7 +18,7 @@ PARAMETER = {
 @pytest.fixture(params=["sqlite", "postgresql"])
 def client(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
     url, token = request.getfixturevalue(f"{request.param}_hub")
-    with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=30) as client:
+    with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=60) as client:
         yield client
 
 

@@ -179,7 +179,7 @@ def test_a_run_that_the_same_commit_deletes_takes_no_points_from_then_on(databas
 
     def wait(_tx: Transaction) -> None:
         is_waiting.set()
-        goes_on.wait(30)
+        goes_on.wait(60)
 
     async def log() -> list[object]:
         held = asyncio.create_task(database.write(wait))

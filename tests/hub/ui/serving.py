@@ -27,9 +27,9 @@ def served(app: Any) -> Iterator[tuple[str, asyncio.AbstractEventLoop]]:
     thread = threading.Thread(target=lambda: asyncio.run(serve()), name="pages-under-test")
     thread.start()
     try:
-        until(lambda: server.started or not thread.is_alive(), 30)
+        until(lambda: server.started or not thread.is_alive())
         port = server.servers[0].sockets[0].getsockname()[1]
         yield f"http://127.0.0.1:{port}", loops[0]
     finally:
         server.should_exit = True
-        thread.join(30)
+        thread.join(60)

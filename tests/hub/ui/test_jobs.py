@@ -80,7 +80,7 @@ def test_a_job_shows_its_attempts_money_and_output_of_each_rank_as_it_comes(work
     page.get_by_label("Rank").select_option("1")
     expect(output).to_have_text("step 10, loss 2.30\nstep 20, loss 1.88")
     page.get_by_role("button", name="Save", exact=True).click()
-    until(lambda: worked.workers.beat(worked.ids["pretrain"]) == "save", 30)
+    until(lambda: worked.workers.beat(worked.ids["pretrain"]) == "save")
     worked.workers.save(worked.ids["pretrain"])
     expect(attempts.and_(page.get_by_label(re.compile("^saved ")))).to_have_count(2)
 
@@ -178,7 +178,7 @@ def test_a_real_job_is_followed_from_the_queue_to_its_value(real_hub: HubProcess
     expect(page.locator(".head")).to_contain_text("completed", timeout=60_000)
     expect(page.get_by_label("Output", exact=True)).to_contain_text("ends")
     expect(page.get_by_role("main")).to_contain_text(f'hub.job("{job.id}").result()')
-    assert job.result(30) == "42"
+    assert job.result(60) == "42"
     page.get_by_role("table", name="Runs").get_by_role("link", name="of the job").click()
     expect(page.locator(".head")).to_contain_text("completed")
     real_hub.until_clean()

@@ -44,7 +44,7 @@ class Workers:
     """
 
     def __init__(self, url: str) -> None:
-        self.client = httpx.Client(base_url=url, timeout=30)
+        self.client = httpx.Client(base_url=url, timeout=60)
         self.launches: dict[str, dict[str, Any]] = {}
 
     def __enter__(self) -> Self:
@@ -91,7 +91,7 @@ class Workers:
             self.poll()
             return job in self.launches
 
-        until(is_taken, 30)
+        until(is_taken)
         self.beat(job, cost_usd=cost_usd)
 
     def beat(self, job: str, **facts: object) -> str:

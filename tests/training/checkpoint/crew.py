@@ -60,10 +60,10 @@ def run_cases(
         for _ in range(len(cases) * world):
             name, rank, answer = answers.get(timeout=90)
             said[name][rank] = answer
-        leader.join(30)
+        leader.join(60)
     finally:
         leader.terminate()  # it takes its ranks with it
-        leader.join(10)
+        leader.join(60)
         leader.kill()
     return said
 

@@ -84,11 +84,11 @@ class S3:
         body = b"0" if is_refused else b"inf"
         head = {"Content-Type": "text/plain"}
         request = urllib.request.Request(f"{self.address}/moto-api/reset-auth", data=body, headers=head, method="POST")
-        urllib.request.urlopen(request, timeout=20).close()
+        urllib.request.urlopen(request, timeout=60).close()
 
     def _ask(self, what: str, body: dict[str, Any]) -> Any:
         request = urllib.request.Request(f"{self.address}/_tests/{what}", data=json.dumps(body).encode(), method="POST")
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return json.loads(answer.read())
 
 

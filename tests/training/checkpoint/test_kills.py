@@ -110,7 +110,7 @@ def test_a_rank_killed_at_any_write_of_a_save_loses_no_checkpoint(tmp_path: Path
             assert is_same, where
             assert left == [], where
             seen += 1
-        leader.join(30)
+        leader.join(60)
     finally:
         leader.kill()
     assert seen == answer

@@ -47,7 +47,7 @@ def test_a_warning_is_given_if_signals_cannot_be_handled(caplog: pytest.LogCaptu
     with caplog.at_level(logging.WARNING):
         thread = threading.Thread(target=termination.open)
         thread.start()
-        thread.join(10)
+        thread.join(60)
     termination.close()
     assert "handle_sigterm: cannot handle SIGTERM outside a program's main thread" in caplog.text
 

@@ -94,7 +94,7 @@ def run_in_thread(run: Run) -> Iterator[TrainerControlCallback]:
         yield control
     finally:
         run.max_steps = 0
-        thread.join(10)
+        thread.join(60)
     assert not thread.is_alive()
     if failed:
         raise failed[0]

@@ -111,7 +111,7 @@ def test_a_command_sets_the_flags_of_the_run(command: str, args: dict[str, Any],
 def test_an_abort_overrules_requested_saves_and_due_ones() -> None:
     gate = threading.Event()
     run = a_run(save_every=1)
-    run.pause = lambda: gate.wait(10)
+    run.pause = lambda: gate.wait(60)
     with run_in_thread(run):
         client = find("job")
         save, abort = client.save(), client.abort()
@@ -288,14 +288,14 @@ def test_another_process_stops_a_run() -> None:
     with started("stopped") as process:
         until(runs)
         assert find("stopped").save_and_stop(wait_s=20).state == "executed"
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     assert runs() == []
 
 
 def test_a_run_that_is_stuck_in_a_step_still_answers_but_acknowledges_nothing() -> None:
     gate = threading.Event()
     run = a_run()
-    run.pause = lambda: gate.wait(30)
+    run.pause = lambda: gate.wait(60)
     with run_in_thread(run):
         client = find("job")
         save = client.save(wait_s=0.2)

@@ -58,7 +58,7 @@ def test_an_abort_reaches_all_ranks_at_one_step_and_status_shows_them_all(pool: 
         save = control.save(wait_s=20)
         abort = control.abort(wait_s=20)
         assert (save.state, abort.state) == ("executed", "executed")
-        (first_id, first), (second_id, second) = training.result(30)
+        (first_id, first), (second_id, second) = training.result(60)
     assert first_id == second_id == control.job_id
     assert first == second
     assert first[-1] == (abort.step, "aborted")

@@ -49,7 +49,7 @@ def served() -> Iterator[tuple[ControlledRun, int]]:
 
 def said(port: int, data: bytes, *, half_close: bool = True) -> bytes:
     """Return all bytes of the answer to these bytes."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as sock:
         with contextlib.suppress(OSError):  # it may refuse before it has read all
             sock.sendall(data)
             if half_close:
@@ -330,7 +330,7 @@ def test_a_body_that_ends_early_is_no_request(served: tuple[ControlledRun, int])
 
 
 def test_a_client_of_the_standard_library_that_expects_100_gets_it(served: tuple[ControlledRun, int]) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", served[1], timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", served[1], timeout=60)
     connection.putrequest("POST", "/jobs/job/control")
     body = command("status")
     for name, value in (
@@ -402,14 +402,14 @@ def test_arbitrary_bytes_without_the_token_change_and_break_nothing(
 
 def test_a_request_that_does_not_come_in_time_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "REQUEST_S", 0.2)
-    with serving() as (_, port), socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
+    with serving() as (_, port), socket.create_connection(("127.0.0.1", port), timeout=60) as sock:
         sock.sendall(b"GET /jobs HT")
         assert sock.recv(100).startswith(b"HTTP/1.1 408")
 
 
 def test_deliberately_slow_clients_keep_nobody_out() -> None:
     with serving() as (_, port), contextlib.ExitStack() as stack:
-        slow = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10)) for _ in range(100)]
+        slow = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60)) for _ in range(100)]
         for sock in slow:
             with contextlib.suppress(OSError):
                 sock.sendall(b"POST /jobs/job/con")
@@ -432,13 +432,13 @@ def test_waiting_requests_keep_nobody_out_and_are_answered_when_the_run_ends() -
         assert asked(port)[0] == 200
         controlled.ended()
         for thread in threads:
-            thread.join(10)
+            thread.join(60)
         assert sorted(answer["state"] for answer in answers) == ["failed"] * 8 + ["waiting"] * 12
 
 
 def test_a_closed_server_ends_its_connections_and_its_thread() -> None:
     others = set(threading.enumerate())
-    with serving() as (_, port), socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
+    with serving() as (_, port), socket.create_connection(("127.0.0.1", port), timeout=60) as sock:
         sock.sendall(b"GET /jobs")
         until(lambda: asked(port)[0] == 200)
         before = time.monotonic()
@@ -460,7 +460,7 @@ def test_fifty_slow_clients_do_not_slow_training() -> None:
 
     def drip(port: int) -> None:
         while not stop.is_set():
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=60) as sock:
                 for byte in b"POST /jobs/job/control HTTP/1.1\r\nHost: localhost\r\n":
                     sock.sendall(bytes((byte,)))
                     if stop.wait(0.2):

@@ -71,12 +71,12 @@ def test_each_evaluation_goes_where_it_is_expected_to_end_first() -> None:
     quick, slow = _Slow("quick"), _Slow("slow", delay_s=3.0)  # longer than a loaded machine stalls
     with AdaptiveCompute([slow, quick]) as compute:
         for n in range(10):
-            assert compute.submit(job_of(n)).result(20).value["value"] == 2 * n + 1
+            assert compute.submit(job_of(n)).result(60).value["value"] == 2 * n + 1
         assert slow.taken == 1  # the first of equals, and not again when the other one is known
         assert quick.taken == 9
         states = {state.name: state for state in compute.workers}
         assert states["slow"].latency_s > 2.9 > states["quick"].latency_s
-    assert quick.submit(job_of(1)).result(20).value  # the user's stay open
+    assert quick.submit(job_of(1)).result(60).value  # the user's stay open
     for dispatcher in (quick, slow):
         dispatcher.close()
 
@@ -168,10 +168,10 @@ def test_a_closed_worker_is_skipped() -> None:
     closed, there = InProcessDispatcher(name="closed"), InProcessDispatcher(name="there")
     closed.close()
     with AdaptiveCompute([closed, there]) as compute:
-        assert compute.submit(job_of(1)).result(20).worker == "there"
+        assert compute.submit(job_of(1)).result(60).worker == "there"
         compute.remove_worker(there)
         with pytest.raises(PoolClosed, match="closed: accepts no evaluations"):
-            compute.submit(job_of(1)).result(20)
+            compute.submit(job_of(1)).result(60)
     there.close()
 
 
@@ -187,7 +187,7 @@ def test_pressure_comes_and_goes_by_itself(tmp_path: Path) -> None:
         for n in range(2):
             (tmp_path / f"end-{n}").touch()
         for future in futures:
-            future.result(20)
+            future.result(60)
         until(lambda: not compute.is_backpressured())
         assert compute.pressure() == 0.0
         latency_s = compute.workers[0].latency_s
@@ -204,7 +204,7 @@ def test_a_warm_up_measures_correctly_and_may_eject() -> None:
         assert answers["far"] is not None
         assert 0.5 <= answers["far"] < 1.5  # not 3.69 times that
         assert [state.name for state in compute.workers] == ["near", "far"]
-        assert compute.submit(job_of(1)).result(20).worker == "near"
+        assert compute.submit(job_of(1)).result(60).worker == "near"
         near.close()
         far.close()
         with pytest.raises(NodeError, match="no worker answered"):
@@ -247,7 +247,7 @@ def test_a_worker_that_has_become_slow_is_noticed(monkeypatch: pytest.MonkeyPatc
     with AdaptiveCompute([changing, steady]) as compute:
         compute.start_health_probes(interval=0.01, timeout=20.0)
         for n in range(5):
-            compute.submit(job_of(n)).result(20)
+            compute.submit(job_of(n)).result(60)
         until(lambda: changing.asked >= 10)  # how it was
         changing.delay_s = 1.0
         slow_at = time.monotonic()
@@ -272,13 +272,13 @@ def test_a_busy_worker_is_not_probed(tmp_path: Path) -> None:
             future.result(0.3)
         assert compute.workers[0].failures == 0
         (tmp_path / "end-0").touch()
-        assert future.result(20).value["value"] == 0
+        assert future.result(60).value["value"] == 0
 
 
 def test_workers_come_and_go() -> None:
     with AdaptiveCompute([_Slow("a", 0.05)]) as compute:
         for n in range(3):
-            compute.submit(job_of(n)).result(20)
+            compute.submit(job_of(n)).result(60)
         with pytest.raises(UsageError, match="worker='a': is the last one"):
             compute.remove_worker("a")
         latency_s = compute.workers[0].latency_s
@@ -290,9 +290,9 @@ def test_workers_come_and_go() -> None:
         ):
             compute.remove_worker("b")
         compute.remove_worker("a")
-        assert compute.submit(job_of(1)).result(20).worker == "in-process"
+        assert compute.submit(job_of(1)).result(60).worker == "in-process"
         compute.remove_worker("in-process")
-        assert compute.submit(job_of(1)).result(20).worker == "in-process 2"
+        assert compute.submit(job_of(1)).result(60).worker == "in-process 2"
         assert [state.name for state in compute.workers] == ["in-process 2"]
 
 
@@ -374,7 +374,7 @@ def test_a_waiting_evaluation_can_be_cancelled(tmp_path: Path) -> None:
         assert futures[1].cancel()
         for n in (0, 2):
             (tmp_path / f"end-{n}").touch()
-        assert [futures[n].result(20).value["value"] for n in (0, 2)] == [0, 2]
+        assert [futures[n].result(60).value["value"] for n in (0, 2)] == [0, 2]
         assert not (tmp_path / "begun-1").exists()
 
 

@@ -46,7 +46,7 @@ def test_weights_that_training_changes_meanwhile_are_not_scored() -> None:
         return norm_of(scoring, payload)
 
     def load_late(scoring: Any, taken: Any) -> None:
-        assert hold.wait(20)
+        assert hold.wait(60)
         scoring.load_state_dict(taken)
 
     expected = norm_of(model, None)
@@ -203,7 +203,7 @@ def test_an_evaluation_that_never_returns_times_out() -> None:
 
     with AsyncEvaluator(make_model, never, timeout_s=0.2, gate="always") as evaluator:
         evaluator.submit(make_model().state_dict(), step=1)
-        assert stuck.wait(20)
+        assert stuck.wait(60)
         (first,) = evaluator.drain()
         evaluator.submit(make_model().state_dict(), step=2)
         (second,) = evaluator.drain()

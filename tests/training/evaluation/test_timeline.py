@@ -202,5 +202,5 @@ def test_threads_may_add_at_once() -> None:
     for each in threads:
         each.start()
     for each in threads:
-        each.join(30)
+        each.join(60)
     assert {name: len(spans) for name, spans in timeline.tracks().items()} == {"worker 0": 1000, "worker 1": 1000}

@@ -59,7 +59,7 @@ def test_evaluations_of_one_key_do_not_meet_in_its_model() -> None:
 
 
 def test_other_keys_run_side_by_side() -> None:
-    worker, both = Worker(), threading.Barrier(2, timeout=20)
+    worker, both = Worker(), threading.Barrier(2, timeout=60)
     threads = [
         threading.Thread(target=run, args=(worker, lambda model, payload: both.wait()), kwargs={"key": key})
         for key in "ab"
@@ -91,15 +91,15 @@ def test_a_caller_that_waits_for_an_abandoned_model_gets_another() -> None:
 
     def hangs(model: Model, payload: Any) -> None:
         stuck.set()
-        assert back.wait(20)
+        assert back.wait(60)
 
     thread = threading.Thread(target=run, args=(worker, hangs))
     thread.start()
-    assert stuck.wait(20)
+    assert stuck.wait(60)
     waiting = threading.Thread(target=run, args=(worker, lambda model, payload: {}))
     waiting.start()
     worker.forget("k")
-    waiting.join(20)
+    waiting.join(60)
     assert not waiting.is_alive()
     back.set()
     thread.join()

@@ -237,7 +237,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Any]
         process.start()
     found = [answers.get(timeout=240) for _ in range(len(CASES) * WORLD)]
     for process in ranks:
-        process.join(30)
+        process.join(60)
     return {(case, rank): answer for case, rank, answer in found}
 
 

@@ -79,7 +79,7 @@ def test_a_run_whose_rank_is_killed_during_a_save_resumes_to_the_bit(tmp_path: P
             assert left == [], where
             begun_from.add(max(steps, default=None))
             seen += 1
-        leader.join(30)
+        leader.join(60)
     finally:
         leader.kill()
     assert seen > 15

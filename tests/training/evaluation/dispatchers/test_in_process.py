@@ -26,7 +26,7 @@ def _gate() -> tuple[threading.Event, threading.Event, Callable[[Any, Any], dict
 
     def evaluate(model: Any, payload: Any) -> dict[str, Any]:
         begun.set()
-        assert end.wait(20)
+        assert end.wait(60)
         return {"value": model[0]}
 
     return begun, end, evaluate
@@ -41,7 +41,7 @@ def test_the_values_themselves_are_used_and_nothing_is_pickled() -> None:
 
     state = object()
     dispatcher = InProcessDispatcher()
-    outcome = dispatcher.submit(job_of(state, evaluate, lock)).result(20)
+    outcome = dispatcher.submit(job_of(state, evaluate, lock)).result(60)
     assert outcome.value == {"same": True}
     assert outcome.worker == "in-process"
     assert outcome.started_at + outcome.load_s <= outcome.finished_at
@@ -58,11 +58,11 @@ def test_a_model_is_made_once_for_a_key_and_each_time_without_one() -> None:
         return [None]
 
     for state in range(3):
-        value = dispatcher.submit(job_of(state, factory=make)).result(20).value["value"]
+        value = dispatcher.submit(job_of(state, factory=make)).result(60).value["value"]
         assert value == 2 * state + 1
     assert len(made) == 1
     for state in range(2):
-        dispatcher.submit(job_of(state, factory=make, cache_key=None)).result(20)
+        dispatcher.submit(job_of(state, factory=make, cache_key=None)).result(60)
     assert len(made) == 3
     dispatcher.close()
 
@@ -77,7 +77,7 @@ def test_each_slot_runs_one_evaluation_with_its_own_model(tmp_path: Path) -> Non
     until((tmp_path / "begun-2").exists)
     (tmp_path / "end-2").touch()
     (tmp_path / "end-1").touch()
-    assert [future.result(20).value["value"] for future in futures] == [0, 1, 2]
+    assert [future.result(60).value["value"] for future in futures] == [0, 1, 2]
     assert dispatcher.pressure() == 0
     dispatcher.close()
 
@@ -90,10 +90,10 @@ def test_an_error_of_the_evaluation_is_raised_and_the_next_one_runs() -> None:
         raise KeyError("no such label")
 
     with pytest.raises(KeyError, match="no such label"):
-        dispatcher.submit(job_of(1, fail)).result(20)
+        dispatcher.submit(job_of(1, fail)).result(60)
     with pytest.raises(TaskExited, match="sys.exit"):
-        dispatcher.submit(job_of(1, lambda model, payload: sys.exit(3))).result(20)
-    assert dispatcher.submit(job_of(1, doubled)).result(20).value["value"] == 3
+        dispatcher.submit(job_of(1, lambda model, payload: sys.exit(3))).result(60)
+    assert dispatcher.submit(job_of(1, doubled)).result(60).value["value"] == 3
     dispatcher.close()
 
 
@@ -104,9 +104,9 @@ def test_an_evaluation_that_times_out_is_abandoned_and_the_next_one_has_a_new_mo
     slow = dispatcher.submit(job_of(1, evaluate, timeout_s=0.5))
     following = dispatcher.submit(job_of(2))
     with pytest.raises(TaskTimeout, match="step 1 ran longer than its timeout_s of 0.5 s"):
-        slow.result(20)
-    assert begun.wait(20)
-    assert following.result(20).value["value"] == 5
+        slow.result(60)
+    assert begun.wait(60)
+    assert following.result(60).value["value"] == 5
     dispatcher.close()  # does not wait for the abandoned one
     end.set()
 
@@ -116,13 +116,13 @@ def test_the_time_of_a_waiting_evaluation_does_not_run() -> None:
     dispatcher = InProcessDispatcher()
     _begun, end, evaluate = _gate()
     first = dispatcher.submit(job_of(1, evaluate))
-    second = dispatcher.submit(job_of(2, timeout_s=1.0))
+    second = dispatcher.submit(job_of(2, timeout_s=3.0))
     with pytest.raises(TimeoutError):
-        second.result(1.2)
+        second.result(3.2)
     assert not second.done()
     end.set()
-    assert first.result(20).value == {"value": 1}
-    assert second.result(20).value["value"] == 5
+    assert first.result(60).value == {"value": 1}
+    assert second.result(60).value["value"] == 5
     dispatcher.close()
 
 
@@ -131,13 +131,13 @@ def test_cancelling_ends_the_wait_whether_it_runs_or_not() -> None:
     dispatcher = InProcessDispatcher()
     begun, end, evaluate = _gate()
     running = dispatcher.submit(job_of(1, evaluate))
-    assert begun.wait(20)
+    assert begun.wait(60)
     queued = dispatcher.submit(job_of(2))
     assert queued.cancel()
     assert running.cancel()
     assert running.cancelled()
     assert queued.cancelled()
-    assert dispatcher.submit(job_of(3)).result(20).value["value"] == 7
+    assert dispatcher.submit(job_of(3)).result(60).value["value"] == 7
     end.set()
     dispatcher.close()
 
@@ -156,7 +156,7 @@ def test_close_waits_or_cancels_and_then_refuses() -> None:
     dispatcher = InProcessDispatcher()
     begun, end, evaluate = _gate()
     futures = [dispatcher.submit(job_of(n, evaluate)) for n in range(2)]
-    assert begun.wait(20)
+    assert begun.wait(60)
     dispatcher.close(cancel=True)
     assert all(future.cancelled() for future in futures)
     end.set()

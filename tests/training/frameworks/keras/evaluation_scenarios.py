@@ -294,7 +294,7 @@ def ranks() -> Any:
             each.start()
         found = [said.get(timeout=60) for _ in crew]
         for each in crew:
-            each.join(20)
+            each.join(60)
     return [told for _, *told in sorted(found)]
 
 

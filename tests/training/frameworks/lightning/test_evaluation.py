@@ -91,7 +91,7 @@ def _no_thread_stays() -> Iterator[None]:
     yield
     left = [each for each in threading.enumerate() if "evaluation" in each.name]
     for each in left:
-        each.join(10)
+        each.join(60)
     assert not [each for each in left if each.is_alive()]
 
 
