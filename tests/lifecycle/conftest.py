@@ -232,7 +232,7 @@ class Sandbox:
         return sorted(os.listdir(folder)) if folder.exists() else []
 
     def proves_nothing_is_left(self, *, but: int = 0) -> None:
-        """Check within `GONE_LIMIT_S` that no process except `but` has the mark and that the runtime folder is empty."""
+        """Wait until no process except `but` has the mark and the runtime folder is empty, for 90 seconds at most."""
         deadline = time.monotonic() + GONE_LIMIT_S
         while (alive := [p for p in self.processes() if p.pid != but]) or self.runtime_entries():
             if time.monotonic() > deadline:
