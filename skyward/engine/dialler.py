@@ -176,7 +176,8 @@ class Dialler:
 
     HELLO is JSON. That of a client has these fields beyond the common ones: `token` names the session, and `link`
     counts its links. The first channel of a link sends `is_resumed` and `received`. Each further channel sends `stripe`
-    and `stripes`, its number (the first channel is 0) and the total.
+    and `stripes`, its number (the first channel is 0) and the total. A session with `continues` goes on with a head
+    that was killed: it has the same token, and counts frames from 0.
 
     Args:
         connect: Opens a link.

@@ -36,7 +36,7 @@ class SessionNumbers(Iterator[int]):
         return next(self._count)
 
 
-class _Follower(Protocol):
+class Follower(Protocol):
     """Engine of the client, as far as a followed call needs it."""
 
     @property
@@ -46,7 +46,7 @@ class _Follower(Protocol):
     def abandon(self, task_id: int) -> None: ...
 
 
-def follow_up(facts: CallFacts, engine: _Follower) -> tuple[Future[Any], Task | Gang]:
+def follow_up(facts: CallFacts, engine: Follower) -> tuple[Future[Any], Task | Gang]:
     """Make the future of a call, and the task or gang that settles it when the head's frames come."""
     if facts.form == "gang":
         return _gang(facts, engine.cancel_gang)

@@ -107,7 +107,6 @@ class HeadRepair:
         lease_s: Seconds that the head goes on without its client.
         lost: Called with the reason when the head is lost.
         taken: Called with the reason when another client has taken the head over.
-        began_again: Called when the head was killed and another process goes on for it.
     """
 
     def __init__(
@@ -117,14 +116,15 @@ class HeadRepair:
         lease_s: float,
         lost: Callable[[str], object],
         taken: Callable[[str], object],
-        began_again: Callable[[], object],
     ) -> None:
         self._ledger = ledger
         self._liveness = liveness
         self._lease_s = lease_s
         self._lost = lost
         self._taken = taken
-        self._began_again = began_again
+        self.succeed: Callable[[HeadLink, float], object]
+        """Function that goes on with the process that has begun for a killed head. It dials until a time (monotonic),
+        and raises the errors of `Dialler.dial`. Set by the engine."""
 
     def watch(self, link: NodeLink) -> None:
         """Read the link from now on, and check that it is alive. Needs the ledger's lock."""
@@ -160,12 +160,14 @@ class HeadRepair:
             ends.close()
         deadline = time.monotonic() + self._lease_s + LINK_TIMES.margin_s
         try:
-            new_ends, facts = link.dialler.dial_until(deadline, LINK_TIMES)
+            try:
+                new_ends, facts = link.dialler.dial_until(deadline, LINK_TIMES)
+            except BeganAgain:
+                assert isinstance(link, HeadLink)
+                self.succeed(link, deadline)
+                return
         except Taken as error:
             self._taken(str(error))
-            return
-        except BeganAgain:
-            self._began_again()
             return
         except (NodeError, InternalError, Forgotten) as error:
             self._lost(str(error))

@@ -21,26 +21,25 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..calls.futures import Future, refuse_to_wait
-from ..calls.named_options import pack_options
 from ..console.activity import RunningTask
 from ..core import interrupts
 from ..core.limits import raise_file_limit
 from ..errors import InternalError, NodeLost, PoolClosed, SkywardError, UsageError
 from ..events import Emit, ignore
 from ..schedule.scheduler import Scheduler
-from ..values.launch_facts import LaunchFacts
 from ..values.machine import Machine, Machines
 from ..wire.channel import BLOBS, CONTROL, RESULTS
 from ..wire.frames import FrameKind
 from .builder import TaskBuilder
 from .dialler import CommandEnds, Dialler, Forgotten, Taken
-from .followed import SessionNumbers, follow_up
+from .followed import SessionNumbers
 from .gang import Gang
 from .head.kept_calls import CallFacts
-from .head.messages import CallMessage, GangMessage, HeadConfig, pack_call
+from .head.messages import HeadConfig
 from .head.place import HeadPlace
 from .head.requests import Requests
 from .head_link import HeadLink, HeadRepair, NoWidth
+from .hosted_calls import HostedCalls
 from .hosted_frames import HostedFrames
 from .hosted_parts import (
     HostedActors,
@@ -56,9 +55,10 @@ from .hosted_values import HostedValues
 from .ledger import Ledger
 from .lender import Lender
 from .liveness import Liveness
+from .next_head import NextHead
 from .reader import Reader
 from .task_events import TaskCounts
-from .tasks import CallTask, Task, cannot_send
+from .tasks import Task
 
 if TYPE_CHECKING:
     from .log_router import LineSink
@@ -84,8 +84,7 @@ class HostedEngine:
         raiser: Raises Ray to carry the links between the nodes; None: the client's channels carry them.
         attaches: Whether the head has had another client before.
         takes_over: Whether to take the head from a client that is still there.
-        left: Called when the head goes on without this client: another one has taken it over, or the head was killed
-            and has begun again.
+        left: Called when the head goes on without this client, because another one has taken it over.
     """
 
     def __init__(
@@ -104,12 +103,15 @@ class HostedEngine:
         self._attaches = attaches
         self._takes_over = takes_over
         self._on_left = left
-        self._is_up = False
-        """Whether the head has taken the nodes."""
         self._place = place
+        self._argv: tuple[str, ...] = ()
+        """Command that reaches the head."""
+        self._token = os.urandom(8).hex()
+        """Name of the session, which outlives the process of a head."""
         self._raiser = raiser
         self._counts = TaskCounts(busy=0, queued=0, ended=0, failed=0)
-        self._link: HeadLink | None = None
+        self._is_heard = False
+        """Whether somebody wants to hear of each task."""
         self._source: Machines | None = None
         self._numbers = numbers = SessionNumbers()
         self.ledger = ledger = Ledger(Scheduler(config.kept), numbers)
@@ -122,9 +124,10 @@ class HostedEngine:
         )
         self.nodes = HostedNodes(ledger, requests)
         self.members = HostedMembers(requests)
-        self.leader = HostedCallers(lambda task, nodes: self.submit(task, nodes=nodes), self.cancel)
         is_detached = bool(config.detached_for_s)
-        self.streams = HostedStreams(ledger, self._forget, tells_each_item=is_detached)
+        self._calls = calls = HostedCalls(ledger, requests, is_detached=is_detached)
+        self.leader = HostedCallers(lambda task, nodes: self.submit(task, nodes=nodes), self.cancel)
+        self.streams = HostedStreams(ledger, calls.forget, calls.took, tells_each_item=is_detached)
         self.questions = HostedQuestions(requests)
         self.channels = HostedChannels(ledger, {})
         self.shared = HostedShared(requests, numbers)
@@ -141,16 +144,16 @@ class HostedEngine:
             config.detached_for_s or config.lease_s,
             self._head_lost,
             self._taken_over,
-            self._began_again,
         )
         frames = HostedFrames(
             ledger,
             self.values,
             lines=lines,
             emit=emit,
-            forget=self._forget,
+            forget=calls.forget,
             on_facts=self.nodes.on_facts,
-            read=self._read if is_detached else None,
+            came=calls.came,
+            read=calls.read if is_detached else None,
             plain={
                 **self._lender.handlers,
                 FrameKind.REQUEST: requests.on_frame,
@@ -176,6 +179,20 @@ class HostedEngine:
             died=self._die,
         )
         self.values.soon = self.actors.soon = self._reader.soon
+        self._linked = (calls, self.nodes, self.streams, self.channels, self.values, self.actors)
+        self._repair.succeed = NextHead(
+            ledger,
+            requests,
+            self._repair,
+            calls=calls,
+            frames=frames,
+            values=self.values,
+            channels=self.channels,
+            linked=self._linked,
+            dialler=lambda: self._dialler(continues=True),
+            told=self._tell_wishes,
+            lost=self._head_lost,
+        ).go_on
 
     # Life -----------------------------------------------------------------------------------------------------------
 
@@ -183,16 +200,8 @@ class HostedEngine:
         raise_file_limit()
         self._source = source
         self.ledger.machines.update((machine.node, machine) for machine in machines)
-        argv = self._place.start(self._config)
-        dialler = Dialler(
-            functools.partial(CommandEnds, argv),
-            role="client",
-            pool=self._config.pool,
-            node=0,
-            peer="head",
-            is_known=self._attaches,
-            **self._greeting(),
-        )
+        self._argv = self._place.start(self._config)
+        dialler = self._dialler()
         try:
             ends, facts = dialler.dial_until(time.monotonic() + _DIAL_S, self._liveness.times)
         except Taken as error:
@@ -202,9 +211,9 @@ class HostedEngine:
             raise PoolClosed(f"pool {self._config.pool!r}: its head is gone; open the pool again") from error
         self._numbers.begin(facts["first_number"])
         dialler.channel.attach(ends, facts["received"])
-        link = self._link = HeadLink(facts, dialler)
+        link = HeadLink(facts, dialler)
         link.named_by = self.values.named
-        for part in (self.nodes, self.streams, self.channels, self.values, self.actors):
+        for part in self._linked:
             part.link = link
         with self.ledger.lock:
             self.ledger.is_open = True
@@ -215,16 +224,30 @@ class HostedEngine:
             self.requests.ask("there", timeout_s=_START_S)  # behind the facts of the nodes
         else:
             self.requests.ask("use", [_plain(machine) for machine in machines], timeout_s=_START_S)
-        self._is_up = True
         if self._raiser is not None:
             self._raiser.begin(self.ledger.machines, machines[0].node, self.requests.ask)
 
-    def _greeting(self) -> dict[str, Any]:
-        """Return what the head is told of this process."""
-        who = {"host": socket.gethostname(), "program": os.path.basename(next(iter(sys.argv), ""))}
-        if not self._attaches:
-            return who
-        return {**who, "attach_key": self._config.attach_key, "takes_over": self._takes_over}
+    def _dialler(self, *, continues: bool = False) -> Dialler:
+        """Return a dialler of the head. `continues`: it goes on with the session of a killed one."""
+        more: dict[str, Any] = {"host": socket.gethostname(), "program": os.path.basename(next(iter(sys.argv), ""))}
+        more["token"] = self._token
+        if continues:
+            more["continues"] = True
+        elif self._attaches:
+            more |= {"attach_key": self._config.attach_key, "takes_over": self._takes_over}
+        return Dialler(
+            functools.partial(CommandEnds, self._argv),
+            role="client",
+            pool=self._config.pool,
+            node=0,
+            peer="head",
+            is_known=self._attaches or continues,
+            **more,
+        )
+
+    @property
+    def _link(self) -> HeadLink | None:
+        return self._calls.link
 
     @property
     def carrier(self) -> Literal["direct", "ray"]:
@@ -330,17 +353,6 @@ class HostedEngine:
         self._on_left()
         self._end(error)
 
-    def _began_again(self) -> None:
-        """End the engine, because its head was killed. The next one keeps the pool for a client that attaches."""
-        text = (
-            "head of the pool: was killed and has begun again, so this program has left the pool; attach to it with "
-            "sky.ComputePool.attach() for the values that it keeps"
-        )
-        error = self.ledger.ended_by = NodeLost(text, node=0)
-        if self._is_up:
-            self._on_left()
-        self._end(error)
-
     def _die(self, cause: BaseException) -> None:
         error = InternalError(f"I/O thread of the pool: died of {type(cause).__name__}: {cause}; report this bug")
         error.__cause__ = cause
@@ -359,78 +371,16 @@ class HostedEngine:
     # Calls ----------------------------------------------------------------------------------------------------------
 
     def submit(self, task: Task, *, nodes: tuple[int, ...] | None = None, after_s: float = 0.0) -> None:
-        message = CallMessage(
-            name=task.name,
-            function=task.function.digest,
-            head=tuple(task.head),
-            options=pack_options(task.options),
-            nodes=nodes,
-            timeout_s=task.timeout_s,
-            expected_ns=task.expected_ns,
-            may_move=task.may_move,
-            handles_loss=task.handles_loss,
-            calls=task.calls,
-            in_bulk=task.in_bulk,
-            after_s=after_s,
-        )
-        with self.ledger:
-            self.ledger.require_open()
-            self.ledger.tasks[task.id] = task
-            if not self._send(task, message):
-                self._forget(task)
+        self._calls.submit(task, nodes, after_s)
 
     def submit_gang(self, gang: Gang) -> None:
-        more = GangMessage(LaunchFacts.of(gang.launch), gang.launch_bytes, gang.some_of, gang.ranks_per_node)
-        message = CallMessage(
-            name=gang.name,
-            function=gang.function.digest,
-            head=tuple(gang.head),
-            options=pack_options(gang.options),
-            nodes=gang.nodes,
-            gang=more,
-        )
-        with self.ledger:
-            self.ledger.require_open()
-            self.ledger.gangs[gang.id] = gang
-            if not self._send(gang, message):
-                self._forget(gang)
-
-    def _send(self, call: Task | Gang, message: CallMessage) -> bool:
-        """Send a call. Return False if there is no room for that, and fail the call."""
-        link = self._link
-        assert link is not None
-        body = pack_call(message, call.payload.body)
-        actor = call.actor if isinstance(call, Task) else 0
-        try:
-            link.send_call(call.id, body, call.function, call.payload, behind=actor)
-        except OSError as error:
-            failure = cannot_send(repr(call.name), error)
-            fail = call.on_failed if isinstance(call, Task) else call.future.settle_error
-            self.ledger.after.append(lambda: fail(failure))
-            return False
-        self.ledger.dirty.add(link)
-        return True
+        self._calls.submit_gang(gang)
 
     def cancel(self, task_id: int) -> None:
-        with self.ledger:
-            task = self.ledger.tasks.get(task_id)
-            if task is not None:
-                task.is_cancelled = True
-                self._uncall(task_id)
-                self._forget(task)
+        self._calls.cancel(task_id)
 
     def cancel_gang(self, gang_id: int) -> None:
-        with self.ledger:
-            gang = self.ledger.gangs.get(gang_id)
-            if gang is not None:
-                gang.is_cancelled = True
-                self._uncall(gang_id)
-                self._forget(gang)
-
-    def _uncall(self, number: int) -> None:
-        if self._link is not None:
-            self._link.tell_of(number, FrameKind.UNCALL)
-            self.ledger.dirty.add(self._link)
+        self._calls.cancel_gang(gang_id)
 
     def abandon(self, task_id: int) -> None:
         self._reader.abandon(task_id)
@@ -442,65 +392,17 @@ class HostedEngine:
         else:
             self.cancel(task_id)
 
-    def _read(self, number: int) -> None:
-        """Tell the head that the outcome of a call was read, so that no other client gets it."""
-        with self.ledger:
-            if self.ledger.is_open:
-                self._uncall(number)
-
-    # Calls of an earlier client ---------------------------------------------------------------------------------------
-
     def calls(self) -> list[CallFacts]:
         """Return the calls of a detached pool that are open, or whose outcome nobody has taken."""
-        calls: list[CallFacts] = self.requests.ask("calls")
-        return calls
+        return self._calls.listed()
+
+    def follow(self, number: int) -> Future[Any]:
+        """Return a future of a call that this or an earlier client has made. Raises UsageError: there is none."""
+        return self._calls.follow(number, self)
 
     def extend(self, seconds: float) -> None:
         """Let a detached pool go on for so much longer without a client."""
         self.requests.ask("extend", seconds)
-
-    def follow(self, number: int) -> Future[Any]:
-        """Return a future of a call that this or an earlier client has made.
-
-        Raises:
-            UsageError: There is no such call.
-        """
-        with self.ledger:
-            own = self.ledger.tasks.get(number), self.ledger.gangs.get(number)
-        for call in own:
-            if isinstance(call, CallTask | Gang):
-                return call.future
-        if own[0] is not None:
-            raise UsageError(f"call={number}: this program reads its values already; use the iterator that it has")
-        facts: CallFacts = self.requests.ask("call", number)
-        future, followed = follow_up(facts, self)
-        with self.ledger:
-            self.ledger.require_open()
-            if isinstance(followed, Gang):
-                self.ledger.gangs[number] = followed
-            else:
-                self.ledger.tasks[number] = followed
-        try:
-            self.requests.ask("follow", number)
-        except BaseException:
-            with self.ledger:
-                self._forget(followed)
-            raise
-        return future
-
-    def _forget(self, call: Task | Gang) -> None:
-        """Forget a call that has ended, or that nobody waits for. Needs the ledger's lock."""
-        if isinstance(call, Gang):
-            self.ledger.gangs.pop(call.id, None)
-        else:
-            self.ledger.tasks.pop(call.id, None)
-        link = self._link
-        if link is not None:
-            link.ended(call.id, call.function, call.payload)
-            if link.channel.has_output:
-                self.ledger.dirty.add(link)
-        if not self.ledger.tasks and not self.ledger.gangs:
-            self.ledger.idle.notify_all()
 
     # To the head -----------------------------------------------------------------------------------------------------
 
@@ -567,7 +469,14 @@ class HostedEngine:
         return running
 
     def tell_tasks(self, is_heard: bool) -> None:
+        self._is_heard = is_heard
         self.requests.tell("tell_tasks", is_heard)
+
+    def _tell_wishes(self) -> None:
+        """Tell another head what somebody here wants to hear of."""
+        self.nodes.tell_again()
+        if self._is_heard:
+            self.tell_tasks(True)
 
 
 def _plain(machine: Machine) -> Machine:

@@ -42,6 +42,7 @@ class HostedFrames:
         emit: Takes events.
         forget: Removes a call from the ledger.
         on_facts: Takes the facts of the nodes.
+        came: Called with the number of a call for each of its frames that the head counts; see `head.kept_calls`.
         read: Called with the number of a call once its outcome was read, which another client could otherwise take.
             None: no other client can.
         plain: Further handlers that need the frame only, by kind.
@@ -57,6 +58,7 @@ class HostedFrames:
         emit: Emit,
         forget: Callable[[Task | Gang], object],
         on_facts: Callable[[bytes], object],
+        came: Callable[[int], object] = lambda number: None,
         read: Callable[[int], object] | None = None,
         plain: Mapping[int, PlainHandler],
         others: Mapping[int, Handler],
@@ -67,6 +69,7 @@ class HostedFrames:
         self._emit = emit
         self._forget = forget
         self._on_facts = on_facts
+        self._came = came
         self._read = read
         self._shown: dict[int, Callable[[], None]] = {}
         """Functions that wait until the last line of a gang is shown, by gang."""
@@ -74,7 +77,7 @@ class HostedFrames:
         without_link: dict[int, PlainHandler] = {
             FrameKind.SENT: self._on_sent,
             FrameKind.IN_CREDIT: self._on_input_credit,
-            FrameKind.HELD: values.on_held,
+            FrameKind.HELD: self._on_held,
             FrameKind.LOG: self._on_line,
             FrameKind.EVENT: self._on_event,
             FrameKind.FACTS: self._on_facts_frame,
@@ -101,7 +104,15 @@ class HostedFrames:
         self._forget(task)
         self._later(lambda: task.on_failed(failure))
 
+    def forget_pieces(self) -> None:
+        """Forget messages whose last pieces were lost with a head. Outcomes are counted by piece, and go on."""
+        self._pieces = {key: pieces for key, pieces in self._pieces.items() if key[0] == FrameKind.OUTCOME}
+
     # Calls ----------------------------------------------------------------------------------------------------------
+
+    def _on_held(self, frame: Frame) -> None:
+        self._came(frame.ident)
+        self._values.on_held(frame)
 
     def _on_sent(self, frame: Frame) -> None:
         task, gang = self._ledger.tasks.get(frame.ident), self._ledger.gangs.get(frame.ident)
@@ -114,6 +125,7 @@ class HostedFrames:
     def _on_value(self, link: Readable, frame: Frame) -> None:
         """Take a value, a part of one, or an item. It is received even if nobody waits for it, with its blobs."""
         assert isinstance(link, HeadLink)
+        self._came(frame.ident)
         received = self._values.received(link, frame) if frame.flags & KEPT else link.received(frame)
         self._values.taken(frame.ident)
         task, gang = self._ledger.tasks.get(frame.ident), self._ledger.gangs.get(frame.ident)
@@ -139,6 +151,7 @@ class HostedFrames:
     def _on_outcome(self, link: Readable, frame: Frame) -> None:
         """Take any other end of a call than its value."""
         assert isinstance(link, HeadLink)
+        self._came(frame.ident)
         message = self._whole(frame)
         if message is None:
             return

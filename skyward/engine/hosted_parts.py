@@ -44,6 +44,12 @@ class HostedNodes:
         self._facts: dict[int, dict[str, Any]] = {}
         self._resources: dict[int, NodeResources] = {}
         self.link: HeadLink | None = None
+        self._usage_every_s = 0.0
+
+    def tell_again(self) -> None:
+        """Ask the next head for the usage that somebody wants to see."""
+        if self._usage_every_s:
+            self.ask_usage(self._usage_every_s)
 
     def on_facts(self, message: bytes) -> None:
         """Take the facts of the nodes that are up. Needs the ledger's lock."""
@@ -82,6 +88,7 @@ class HostedNodes:
         return {node: int(facts["pid"]) for node, facts in self._facts.items()}
 
     def ask_usage(self, every_s: float) -> None:
+        self._usage_every_s = every_s
         self._requests.tell("ask_usage", every_s)
 
 
@@ -168,17 +175,28 @@ class HostedStreams:
     Args:
         ledger: Shared state of the client's engine.
         forget: Removes a task from the ledger, under its lock.
+        took: Called with the number of a task and the number of its items that the user has read.
         tells_each_item: Whether the pool is detached; see `Streams`.
     """
 
-    def __init__(self, ledger: Ledger, forget: Callable[[Task], object], *, tells_each_item: bool = False) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        forget: Callable[[Task], object],
+        took: Callable[[int, int], object],
+        *,
+        tells_each_item: bool = False,
+    ) -> None:
         self.tells_each_item = tells_each_item
         self._ledger = ledger
         self._forget = forget
+        self._took = took
         self.link: HeadLink | None = None
 
     def grant(self, task_id: int, count: int) -> None:
-        self._tell(task_id, FrameKind.CREDIT, count.to_bytes(4, "little"))
+        with self._ledger:
+            self._took(task_id, count)
+            self._tell(task_id, FrameKind.CREDIT, count.to_bytes(4, "little"))
 
     def send_item(self, task_id: int, lane: int, item: Encoded) -> None:
         with self._ledger:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..calls.futures import Future, refuse_to_wait, values_of
-from ..errors import InternalError, PoolClosed
+from ..errors import InternalError, PoolClosed, SkywardError
 from ..values.ref import Elsewhere, Pickled, Ref
 from ..wire.blobs import DIGEST_SIZE, Blob
 from ..wire.channel import BLOBS
@@ -189,7 +189,11 @@ class HostedValues:
     def close(self) -> None:
         """Fail those who wait for a blob."""
         self.soon = lambda action: None
+        self.lose(PoolClosed("pool: closed before a kept value had come; read it inside the `with` block"))
+
+    def lose(self, error: SkywardError) -> None:
+        """Fail those who wait for a blob, because nobody knows any longer where it is."""
+        self._held.clear()
         fetches, self._fetches = list(self._fetches.values()), {}
-        error = PoolClosed("pool: closed before a kept value had come; read it inside the `with` block")
         for future in [future for waiting in fetches for future in waiting.values()]:
             self._ledger.after.append(lambda future=future: future.settle_error(error))  # type: ignore[misc]

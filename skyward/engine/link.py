@@ -122,6 +122,9 @@ class Readable:
         """
         return self.channel.receive()
 
+    def handled(self) -> None:
+        """Note that all frames so far were handled, with everything that follows from them at once."""
+
     def broke(self) -> bool:
         """Handle the end of the channel, without the ledger's lock. Return False to leave that to the reader."""
         return False

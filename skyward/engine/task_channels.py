@@ -131,13 +131,17 @@ class TaskChannels:
 
     def close(self) -> None:
         """End all channels, because the engine ends."""
-        for opened in self._open.values():
-            opened.end("the pool was closed")
-        self._open.clear()
+        self.end_open("the pool was closed")
         self._served.clear()
         with self._came:
             self._is_closed = True
             self._came.notify_all()
+
+    def end_open(self, why: str) -> None:
+        """End the channels that are open. Others may follow."""
+        for opened in self._open.values():
+            opened.end(why)
+        self._open.clear()
 
     def _drop_oldest(self) -> None:
         ended = [opened for line in self._unclaimed.values() for opened in line if not opened.is_open]

@@ -108,6 +108,8 @@ class StreamChannel:
         """Pings that the peer has answered."""
         self.received = 0
         """Counted frames received over all links."""
+        self._confirmed = -1
+        """Frames that the owner has handled, if only these are acknowledged; -1: all that were received."""
         self.carried = 0
         """Bytes that this link has carried in both directions."""
         self.heard_at = time.monotonic()
@@ -133,6 +135,18 @@ class StreamChannel:
         self.heard_at = time.monotonic()
         self.carried = 0
         self._ends = ends
+
+    def confirm(self) -> None:
+        """Acknowledge the frames that were received so far, and from now on only those before the last call of this.
+
+        Only the receiving thread may call it. The peer then keeps each frame until its receiver has handled it.
+        """
+        self._confirmed = self.received
+
+    @property
+    def _acknowledged(self) -> int:
+        """Number of frames that the peer may forget."""
+        return self.received if self._confirmed < 0 else self._confirmed
 
     def widen(self, more: Sequence[Ends], *, turns: bool) -> None:
         """Add stripes to the link. This changes `fileno`, and no thread may be inside `receive`.
@@ -227,7 +241,7 @@ class StreamChannel:
 
     def ping(self) -> None:
         """Queue a PING. The answer updates `round_trip_s` and `heard_at`."""
-        self._uncounted.append(pack(FrameKind.PING, self.received, _PING.pack(time.monotonic())))
+        self._uncounted.append(pack(FrameKind.PING, self._acknowledged, _PING.pack(time.monotonic())))
 
     def unacknowledged(self, kind: int) -> list[tuple[int, bytes]]:
         """Return number and body of the frames of a kind, without blobs, that the peer may not have. Oldest first."""
@@ -371,7 +385,7 @@ class StreamChannel:
         # superfluous acknowledgement. In the other order its acknowledgement would be forgotten.
         self._owes_ack = False
         self._unreported_bytes = 0
-        self._reported = self.received
+        self._reported = self._acknowledged
         self._reported_at = time.monotonic()
         return pack(FrameKind.ACK, self._reported)
 
@@ -487,7 +501,7 @@ class StreamChannel:
         elif kind == FrameKind.PING:
             self._acked = max(self._acked, ident)
             self.pings += 1
-            self._uncounted.append(pack(FrameKind.PONG, self.received, bytes(body)))
+            self._uncounted.append(pack(FrameKind.PONG, self._acknowledged, bytes(body)))
         elif kind == FrameKind.PONG:
             self._acked = max(self._acked, ident)
             self.pongs += 1

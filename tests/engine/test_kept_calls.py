@@ -160,7 +160,8 @@ def test_another_process_goes_on_with_the_calls_of_a_killed_one(tmp_path: Path) 
             8: "running",
             10: "waiting",
         }
-        assert {number: order is None for number, order in found.items()} == {4: False, 6: True, 8: True, 10: False}
+        assert found.keys() == {4, 6, 8, 10}
+        assert None not in found.values()
         waiting = found[4]
         assert waiting is not None
         assert (waiting.body, waiting.function.payload.body) == (b"frame", b"function")
@@ -169,6 +170,57 @@ def test_another_process_goes_on_with_the_calls_of_a_killed_one(tmp_path: Path) 
             again.follow(call, link)  # type: ignore[arg-type]
         sent, item, value = (FrameKind.SENT, b""), (FrameKind.ITEM, b"\2"), (FrameKind.RESULT, b"value")
         assert link.sent == [sent, value, sent, item, sent]
+
+
+@given(data=st.data())
+def test_a_client_gets_each_frame_once_whatever_dies(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = str(tmp_path_factory.mktemp("journal"))
+    calls, made, got, read = KeptCalls(HeadJournal(folder)), 0, list[bytes](), 0
+    calls.add(KeptCall(number=2, name="count", form="stream"))
+    calls.passes(2, KeptFrame(FrameKind.SENT))
+    link, alive = Link(), list[object]()
+    for step in data.draw(st.lists(st.sampled_from(["item", "get", "read", "kill"]), max_size=40)):
+        if step == "item":
+            calls.passes(2, KeptFrame(FrameKind.ITEM, bytes([made])))
+            link.sent.append((FrameKind.ITEM, bytes([made])))
+            made += 1
+        elif step == "get" and link.sent:
+            got.append(link.sent.pop(0)[1])
+        elif step == "read" and read < len(got):
+            read += 1
+            if data.draw(st.booleans()):  # otherwise that was on its way when the head died
+                calls.taken(2, read - next(iter(calls)).first)
+        elif step == "kill":
+            alive.append(calls)
+            calls, link = KeptCalls(HeadJournal(folder)), Link()
+            calls.restore()
+            (call,) = calls
+            calls.taken(2, read - call.first)
+            calls.follow(call, link, received=len(got), is_begun=True)  # type: ignore[arg-type]
+    assert [*got, *(body for _, body in link.sent)] == [bytes([number]) for number in range(made)]
+
+
+def test_a_call_whose_frames_found_no_room_ends_behind_all_that_its_client_has(tmp_path: Path) -> None:
+    journal = HeadJournal(str(tmp_path))
+    calls = KeptCalls(journal)
+    calls.add(KeptCall(number=2, name="count", form="stream"), an_order(b"argument"))
+    calls.passes(2, KeptFrame(FrameKind.SENT))
+    calls.passes(2, KeptFrame(FrameKind.ITEM, b"0"))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (journal.size, limits[1]))
+    try:
+        for _ in range(5):
+            calls.passes(2, KeptFrame(FrameKind.ITEM, b"more"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    again, link = KeptCalls(HeadJournal(str(tmp_path))), Link()
+    ((call, _),) = again.restore()
+    assert call.is_torn
+    again.passes(2, KeptFrame(FrameKind.OUTCOME, b"lost", is_last=True), has_failed=True)
+    again.follow(call, link, received=6, is_begun=True)  # type: ignore[arg-type]
+    assert link.sent == [(FrameKind.OUTCOME, b"lost")]
 
 
 def test_the_journal_holds_only_what_nobody_has_taken(tmp_path: Path) -> None:

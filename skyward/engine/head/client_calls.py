@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -31,7 +31,7 @@ from ..retries import Retries
 from ..tasks import Loss, Received, Task, TaskFailure, UndecodedFailure, cannot_send
 from ..threads import in_words
 from .client_link import ClientLink
-from .kept_calls import CallFacts, KeptCall, KeptCalls, KeptFrame, KeptOrder, facts_of
+from .kept_calls import CHUNK, CallFacts, CallPosition, KeptCall, KeptCalls, KeptFrame, KeptOrder, facts_of
 from .messages import ActorMessage, CallMessage, GangMessage, unpack_call
 from .plain import dump_plain, load_plain
 from .references import ClientReferences
@@ -239,10 +239,13 @@ class ClientCalls:
             self.engine.cancel(number)
 
     def _on_credit(self, frame: Frame) -> None:
-        count = int.from_bytes(frame.body, "little")
+        self._take(frame.ident, int.from_bytes(frame.body, "little"))
+
+    def _take(self, number: int, count: int) -> None:
+        """Note that the user has read items of a stream, so that more may come."""
         if self.kept is not None:
-            self.kept.taken(frame.ident, count)
-        self.engine.streams.grant(frame.ident, count)
+            self.kept.taken(number, count)
+        self.engine.streams.grant(number, count)
 
     def _on_close(self, frame: Frame) -> None:
         if self.kept is not None:
@@ -289,19 +292,15 @@ class ClientCalls:
     # Calls that other clients take ------------------------------------------------------------------------------------
 
     def _keep(self, frame: Frame, message: CallMessage, packed: PackedCall) -> None:
-        """Keep what comes of a call. A chunk of a map is of no use to another client: it has no map to put it into.
-
-        Raises UsageError: The journal has no room for it.
-        """
-        if self.kept is None or message.handles_loss:
+        """Keep what comes of a call. Raises UsageError: the journal has no room for it."""
+        if self.kept is None:
             return
         gang, head = message.gang, TaskHead(*message.head)
-        is_stream = gang is None and head.mode == Mode.STREAM
         self.kept.add(
             KeptCall(
                 number=frame.ident,
                 name=message.name,
-                form="gang" if gang is not None else "stream" if is_stream else "value",
+                form=_form_of(message, head),
                 inputs=0 if gang is not None else head.inputs,
                 is_on_one=gang is not None and message.nodes is None and unpack_options(message.options).nodes is None,
                 returns="" if gang is None else gang.launch.returns,
@@ -310,26 +309,56 @@ class ClientCalls:
         )
 
     def go_on(self, calls: Iterable[tuple[KeptCall, KeptOrder | None]]) -> None:
-        """Begin the open calls of a killed head that no node had got, and fail the others."""
+        """Begin the open calls of a killed head that no node had got, and those with retries. Fail the others."""
         with self.engine.ledger:
             for call, order in calls:
-                if order is None:
-                    self.outcome(call.number, "error", _died_with_head(call.name))
-                else:
-                    self._begin_again(call.number, order)
+                if not self._begin_again(call, order):
+                    self._died_with_head(call)
 
-    def _begin_again(self, number: int, order: KeptOrder) -> None:
+    def _begin_again(self, call: KeptCall, order: KeptOrder | None) -> bool:
+        """Begin a call of a killed head. Return False if it must not run again, or if something for that is lost."""
+        if order is None or call.is_torn:
+            return False
         message, body = unpack_call(order.body)
-        call = PackedCall(message.name, order.function, Encoded(body, order.blobs), unpack_options(message.options))
+        options: CallOptions | None = unpack_options(message.options)
+        if options is not None and call.state != "waiting":
+            options = _with_a_retry_less(options) if message.may_move and not message.handles_loss else None
+        if options is None:
+            return False
+        packed = PackedCall(message.name, order.function, Encoded(body, order.blobs), options)
         try:
-            self._begin(number, message, call)
+            self._begin(call.number, message, packed)
         except SkywardError as error:
-            self.outcome(number, "error", error)
+            self.outcome(call.number, "error", error)
+        return True
+
+    def _died_with_head(self, call: KeptCall) -> None:
+        if call.form == CHUNK:  # its map decides which of its calls run again
+            self.outcome(call.number, "lost", Loss(node=0, started=None, is_node=True))
+        else:
+            self.outcome(call.number, "error", _died_with_head(call.name))
+
+    def resume(self, positions: list[CallPosition]) -> list[int]:
+        """Let a client go on that knew an earlier process of this head. Return the calls that this one does not know.
+
+        The client gets all frames of the other calls that it does not have.
+        """
+        assert self.kept is not None
+        with self.engine.ledger:
+            for number, received, taken, is_begun in positions:
+                call = self.kept.get(number)
+                if call is None:
+                    continue
+                if call.form == "stream" and taken > call.first:
+                    self._take(number, taken - call.first)
+                self.kept.follow(call, self.link, received=received, is_begun=is_begun)
+            return [position.number for position in positions if self.kept.get(position.number) is None]
 
     def listed(self) -> list[CallFacts]:
         """Return the calls that are open, and those whose outcome nobody has taken."""
         with self.engine.ledger:
-            return [facts_of(call, self._node_of(call.number)) for call in self.kept or ()]
+            calls = [call for call in self.kept or () if call.form != CHUNK]
+            return [facts_of(call, self._node_of(call.number)) for call in calls]
 
     def _node_of(self, number: int) -> int | None:
         ledger = self.engine.ledger
@@ -364,6 +393,9 @@ class ClientCalls:
         ledger = self.engine.ledger
         for number in [task.id for task in ledger.tasks.values() if isinstance(task, ClientChunk)]:
             self.engine.cancel(number)
+        for call in self.kept:
+            if call.form == CHUNK:
+                self.kept.drop(call.number)
         for call in self.kept:
             for lane in range(call.inputs):
                 self.engine.streams.end_input(call.number, FrameKind.IN_ERROR, lane)
@@ -489,9 +521,27 @@ def _order_of(body: bytes, head: TaskHead, packed: PackedCall) -> KeptOrder | No
     return KeptOrder(body, packed.function, packed.payload.blobs)
 
 
+def _form_of(message: CallMessage, head: TaskHead) -> str:
+    if message.gang is not None:
+        return "gang"
+    if message.handles_loss:
+        return CHUNK
+    return "stream" if head.mode == Mode.STREAM else "value"
+
+
+def _with_a_retry_less(options: CallOptions) -> CallOptions | None:
+    """Return the options of a call that was lost with its head, with one retry less; None if no retry is left."""
+    for name in ("retries_on_loss", "retries", "max_restarts"):
+        left = getattr(options, name)
+        if left > 0:
+            return replace(options, **{name: left - 1})
+    return None
+
+
 def _died_with_head(name: str) -> NodeLost:
     return NodeLost(
-        f"{name!r}: the head of the pool was killed while the call was on a node, so its value is lost; send it again",
+        f"{name!r}: the head of the pool was killed while the call was on a node, so its value is lost; send it again, "
+        "or set retries=1 or more if it may run again",
         node=0,
     )
 

@@ -43,6 +43,7 @@ class ClientLink(Readable):
         """Blobs with the number of times that the client has sent them."""
         self._bulky: set[int] = set()
         """Tasks that have sent a blob: their next frames must stay behind it."""
+        channel.confirm()
 
     # Links ----------------------------------------------------------------------------------------------------------
 
@@ -69,6 +70,10 @@ class ClientLink(Readable):
         if ends is not None:
             ends.close()
         return True
+
+    def handled(self) -> None:
+        """Acknowledge frames to the client only now: their calls are in the journal, or were taken out of it."""
+        self.channel.confirm()
 
     # Coming in ------------------------------------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ from .client_calls import ClientCalls
 from .client_link import ClientLink
 from .door import LinkRefused, PassedEnds
 from .journal import HeadJournal
-from .kept_calls import KeptCall, KeptCalls, KeptOrder
+from .kept_calls import CallPosition, KeptCall, KeptCalls, KeptOrder
 from .kept_output import KeptOutput
 from .lending import LentLinks
 from .messages import HeadConfig
@@ -71,6 +71,8 @@ class Head:
         self._has_left = False
         """Whether the present client has said that it goes."""
         self._sessions = 0
+        self._token_before = ""
+        """Token of the last client of an earlier process; empty once another one has come."""
         self._detached_for_s = config.detached_for_s
         self._kept = KeptCalls(HeadJournal(config.folder)) if config.detached_for_s else None
         self._unfinished: list[tuple[KeptCall, KeptOrder | None]] = []
@@ -88,7 +90,7 @@ class Head:
             default_timeout_s=config.default_timeout_s,
             direct_transfers=config.direct_transfers,
             channels=RelayedChannels,
-            numbers=itertools.count(self._first_number(is_new=False) - 1, 2),
+            numbers=itertools.count(self._first_number() - 1, 2),
         )
         self._ledger = engine.ledger
         self._references = ClientReferences(engine.builder.next_id)
@@ -126,12 +128,10 @@ class Head:
             is_known = bool(self._token) and hello["token"] == self._token
             attaches = self._is_attaching(hello)
             if "stripe" in hello or (hello.get("is_resumed") and not is_known):
-                if self.is_detached and self._who:
-                    raise LinkRefused(self._owner(), is_taken=True)
-                why = (
-                    "this head was killed and began again" if self.was_killed else "this head does not know the session"
-                )
-                raise LinkRefused(why, is_unknown=True, began_again=self.was_killed)
+                self._refuse_unknown(hello)
+            continues = bool(hello.get("continues"))
+            if continues and not is_known and hello["token"] != self._token_before:
+                raise LinkRefused(self._owner(), is_taken=True)
             if self._token and not is_known:
                 self._check_turn(hello, attaches=attaches)
                 if client is not None:
@@ -141,15 +141,16 @@ class Head:
                 "pid": os.getpid(),
                 "memory_bytes": memory_bytes(),
                 "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-                "first_number": self._first_number_of_client(),
+                "first_number": self._first_number(),
             }
             if self._client is None:
-                self._token = hello["token"]
-                self._who = {key: hello.get(key, "") for key in ("host", "pid", "program")} | {"since": time.time()}
+                if not continues:
+                    facts["first_number"] = self._begin_session(hello)
+                self._token, self._token_before = hello["token"], ""
                 send({**facts, "received": 0})
                 channel = StreamChannel(checks_blobs=True)
                 channel.attach(ends, hello["received"])
-                self._take(channel)
+                self._take(channel, continues=continues)
                 return
             before = self._client.detach()
             if before is not None:
@@ -159,30 +160,44 @@ class Head:
             self.tell_kept_output()
         self._ledger.watcher.wake()
 
-    def _first_number(self, *, is_new: bool) -> int:
-        """Return the first of a session's numbers: above those of all earlier ones, which may still be open."""
-        if is_new:
-            self._note(sessions=self._sessions + 1, detached_for_s=self._detached_for_s)
-            self._sessions += 1
-        return (max(0, self._sessions - 1) << _SESSION_BITS) + 2
+    def _refuse_unknown(self, hello: dict[str, Any]) -> None:
+        """Refuse a link that continues a session which this process does not know. Raises LinkRefused."""
+        began_again = bool(self._token_before) and hello["token"] == self._token_before
+        if self.is_detached and self._who and not began_again:
+            raise LinkRefused(self._owner(), is_taken=True)
+        why = "this head was killed and began again" if began_again else "this head does not know the session"
+        raise LinkRefused(why, is_unknown=True, began_again=began_again)
 
-    def _first_number_of_client(self) -> int:
+    def _begin_session(self, hello: dict[str, Any]) -> int:
+        """Begin the session of a new client, and return its first number. Raises LinkRefused: there is no room."""
+        who = {key: hello.get(key, "") for key in ("host", "pid", "program")} | {"since": time.time()}
+        session = {"sessions": self._sessions + 1, "token": hello["token"], "who": who}
         try:
-            return self._first_number(is_new=self._client is None)
+            self._note(**session, detached_for_s=self._detached_for_s)
         except UsageError as error:
             raise LinkRefused(str(error)) from error
+        self._sessions += 1
+        self._who = who
+        return self._first_number()
+
+    def _first_number(self) -> int:
+        """Return the first of a session's numbers: above those of all earlier ones, which may still be open."""
+        return (max(0, self._sessions - 1) << _SESSION_BITS) + 2
 
     def _note(self, **state: Any) -> None:
         """Write state of a detached pool to the journal. Raises UsageError if there is no room for it."""
         if self._kept is not None:
             self._kept.note(**state)
 
-    def _take(self, channel: StreamChannel) -> None:
+    def _take(self, channel: StreamChannel, *, continues: bool) -> None:
         client = self._client = ClientLink(self._ledger, channel, self._references.named)
         if self._calls is None:
             self._calls = self._calls_of(client)
         else:
-            self._calls.change_client(client)
+            if continues:  # the client of an earlier process, which feeds its maps and says which calls it has
+                self._calls.link = client
+            else:
+                self._calls.change_client(client)
             self._tell_facts()
         self.tell_kept_output()
         self._ledger.watcher.add(client)
@@ -206,6 +221,7 @@ class Head:
         if not before:
             return False
         self._sessions, self._detached_for_s = before["sessions"] + 1, before["detached_for_s"]
+        self._token_before, self._who = before["token"], before["who"]
         with contextlib.suppress(UsageError):  # the disk is full; only one more death would miss this number
             self._note(sessions=self._sessions)
         self._renewed_at = time.monotonic()
@@ -438,6 +454,7 @@ class Head:
             "calls": lambda: self._of_client().listed(),
             "call": lambda number: self._of_client().facts(number),
             "follow": lambda number: self._of_client().follow(number),
+            "resume": lambda positions: self._of_client().resume([CallPosition(*fields) for fields in positions]),
             "extend": self._extend,
             "leave": self._leave,
             "there": lambda: engine.members.there,
@@ -486,6 +503,8 @@ class Head:
         self.ended.set()
 
     def _use(self, machines: list[Machine]) -> None:
+        if self._ledger.machines:
+            return  # asked again, because an earlier process of this head was killed before it answered
         with self._ledger:
             self._note(machines=dump_plain(machines))
         self.engine.use(machines, self._machines)

@@ -38,6 +38,8 @@ BEGUN = 1
 """Mark of a call that was sent to a node."""
 OVER = 2
 """Mark of a record that nobody needs."""
+TORN = 3
+"""Mark of a call that was sent to a node, and of which a later frame found no room."""
 
 
 class JournalRecord(NamedTuple):

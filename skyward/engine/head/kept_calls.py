@@ -5,6 +5,13 @@ follows a call gets these frames, and all later ones.
 
 All of it is in a journal too. When the head was killed, a new one reads it: outcomes that nobody took are still there,
 and calls that no node had got are sent again.
+
+The frames of a call are counted from its beginning, except SENT. This count belongs to the call, not to a link or to a
+process: so a client says how many it has, and goes on with the next one over another head. It rests on two rules:
+
+- The head writes a frame to the journal before the client gets it. So the client never has a frame that a next head
+  lacks, except of a call whose frames found no room (TORN). That one ends with an error behind all other frames.
+- A frame leaves the journal only once the client has read what it brings. So a next head has all that the client lacks.
 """
 
 from __future__ import annotations
@@ -23,12 +30,17 @@ from ...wire.frames import KEPT, FrameKind
 from ...wire.payloads import Encoded
 from ..tasks import WireFunction
 from .client_link import ClientLink
-from .journal import BEGUN, OVER, BlobName, HeadJournal
+from .journal import BEGUN, OVER, TORN, BlobName, HeadJournal
 from .plain import dump_plain, load_plain
 
 _log = logging.getLogger(__name__)
 
 CallState = Literal["waiting", "running", "done", "failed"]
+
+CHUNK = "chunk"
+"""Form of a chunk of a map. It ends with its client, because another one has no map to put it into."""
+_BEYOND = 1 << 48
+"""Count of a call that nobody can count any longer: more than a client has."""
 
 
 @dataclass(slots=True)
@@ -43,6 +55,8 @@ class KeptFrame:
     is_last: bool = False
     at: int = -1
     """Place of its record in the journal; -1: there is none."""
+    index: int = -1
+    """Number of the call's frames before this one; -1: it is not counted."""
 
 
 class CallFacts(NamedTuple):
@@ -58,6 +72,20 @@ class CallFacts(NamedTuple):
     """Whether a gang has one value instead of a list."""
     returns: str
     """Ranks of a gang whose values it has; empty for other calls."""
+    first: int = 0
+    """Number of its frames that were taken."""
+
+
+class CallPosition(NamedTuple):
+    """How far a client is with a call."""
+
+    number: int
+    received: int
+    """Number of the call's frames that it has."""
+    taken: int
+    """Number of items that its user has read."""
+    is_begun: bool
+    """Whether it knows that the call was sent to a node."""
 
 
 class KeptOrder(NamedTuple):
@@ -90,10 +118,19 @@ class KeptCall:
     """Place of its record in the journal."""
     is_torn: bool = False
     """Whether the journal lacks one of its frames, and so gets no later ones."""
+    count: int = 0
+    """Number of its frames so far."""
+    count_at: int = -1
+    """Place of the record of that number, which a stream has once its first items are gone."""
 
     @property
     def is_over(self) -> bool:
         return self.state in ("done", "failed")
+
+    @property
+    def first(self) -> int:
+        """Number of its frames that were taken."""
+        return next((frame.index for frame in self.frames if frame.index >= 0), self.count)
 
 
 class KeptCalls:
@@ -153,8 +190,10 @@ class KeptCalls:
         self._shrink()
         if frame.kind == FrameKind.SENT:
             call.state = "running"
-            self._mark(call.at, BEGUN)
+            if not call.is_torn:
+                self._mark(call.at, BEGUN)
         else:
+            frame.index, call.count = call.count, call.count + 1
             if frame.is_last:
                 call.state = "failed" if has_failed else "done"
             self._write_frame(call, frame, has_failed=has_failed)
@@ -181,10 +220,19 @@ class KeptCalls:
         for call in self._calls.values():
             call.is_followed = False
 
-    def follow(self, call: KeptCall, link: ClientLink) -> None:
-        """Send the frames of a call to the client, and all later ones."""
+    def follow(self, call: KeptCall, link: ClientLink, *, received: int = 0, is_begun: bool = False) -> None:
+        """Send the frames of a call to the client, and all later ones.
+
+        Args:
+            call: The call.
+            link: Link to the client.
+            received: Number of the call's frames that the client has.
+            is_begun: Whether it knows that the call was sent to a node.
+        """
         call.is_followed = True
         for frame in call.frames:
+            if is_begun if frame.index < 0 else frame.index < received:
+                continue
             link.tell_of_task(
                 frame.kind,
                 call.number,
@@ -211,8 +259,8 @@ class KeptCalls:
     def restore(self) -> list[tuple[KeptCall, KeptOrder | None]]:
         """Read the calls and the state of an earlier process, if there was one. Return the calls without an outcome.
 
-        Calls that no node had got come with everything that they need to begin. The frames of the others stay only if
-        they are items of a stream: the user sees each of these.
+        They come with everything that they need to begin, if the journal has it. The frames of one that a node had got
+        stay only if they are items of a stream: the user sees each of these.
         """
         orders: dict[int, tuple[bytes, tuple[BlobName, ...]]] = {}
         functions: dict[bytes, WireFunction] = {}
@@ -228,6 +276,8 @@ class KeptCalls:
                 *parts, body, names = fields
                 call = self._restore_call(at, mark, parts)
                 orders[call.number] = body, names
+            elif kind == "count":
+                self._restore_count(at, *fields)
             elif fields[0] in self._calls:
                 self._restore_frame(at, *fields)
         open_calls = [call for call in self if not self._has_outcome(call)]
@@ -255,11 +305,18 @@ class KeptCalls:
             is_followed=False,
             function=function,
             at=at,
+            is_torn=mark == TORN,
+            count=_BEYOND if mark == TORN else 0,
         )
-        if mark == BEGUN:
+        if mark in (BEGUN, TORN):
             call.state = "running"
             call.frames.append(KeptFrame(FrameKind.SENT))
         return call
+
+    def _restore_count(self, at: int, number: int, count: int) -> None:
+        call = self._calls.get(number)
+        if call is not None:
+            call.count, call.count_at = max(call.count, count), at
 
     def _restore_frame(
         self,
@@ -272,16 +329,17 @@ class KeptCalls:
         flags: int,
         is_last: bool,
         has_failed: bool,
+        index: int,
     ) -> None:
         call = self._calls[number]
-        if call.is_torn:
-            return
         try:
             blobs = tuple(self._journal.load(BlobName(*name)) for name in names)
         except OSError:  # no descriptor is left
-            call.is_torn = True
+            self._tear(call)
+            call.count = _BEYOND
             return
-        call.frames.append(KeptFrame(kind, body, blobs, lane, flags, is_last, at))
+        call.frames.append(KeptFrame(kind, body, blobs, lane, flags, is_last, at, index))
+        call.count = max(call.count, index + 1)
         if is_last:
             call.state = "failed" if has_failed else "done"
 
@@ -301,7 +359,7 @@ class KeptCalls:
         self, call: KeptCall, functions: dict[bytes, WireFunction], body: bytes, names: Iterable[BlobName]
     ) -> KeptOrder | None:
         function = functions.get(call.function)
-        if call.state != "waiting" or function is None:
+        if function is None:
             return None
         try:
             return KeptOrder(body, function, tuple(self._journal.load(BlobName(*name)) for name in names))
@@ -321,11 +379,16 @@ class KeptCalls:
             return
         try:
             names = self._names(frame.blobs)
-            fields = (frame.kind, frame.body, names, frame.lane, frame.flags, frame.is_last, has_failed)
+            fields = (frame.kind, frame.body, names, frame.lane, frame.flags, frame.is_last, has_failed, frame.index)
             frame.at = self._append("frame", call.number, *fields)
         except OSError as error:
-            call.is_torn = True
+            self._tear(call)
             _log.error("head: the outcome of %r is only in memory: %s", call.name, error)
+
+    def _tear(self, call: KeptCall) -> None:
+        """Note that the journal lacks a frame of a call. The mark needs no room."""
+        call.is_torn = True
+        self._mark(call.at, TORN)
 
     def _names(self, blobs: Iterable[Blob]) -> tuple[tuple[int, bytes, int], ...]:
         names = [self._journal.keep(blob) for blob in blobs]
@@ -345,17 +408,28 @@ class KeptCalls:
                 self._rewrite()
 
     def _rewrite(self) -> None:
-        needed = {call.function for call in self._calls.values() if call.state == "waiting"}
+        needed = {call.function for call in self._calls.values() if not call.is_over}
         functions = {digest: at for digest, at in self._functions.items() if digest in needed}
         frames = [frame for call in self._calls.values() for frame in call.frames if frame.at >= 0]
         calls = list(self._calls.values())
-        places = [self._state_at, *functions.values(), *(call.at for call in calls), *(frame.at for frame in frames)]
+        streams = [call for call in calls if call.form == "stream" and not call.is_torn]
+        for call in streams:  # before the records of its first items go
+            call.count_at = self._append("count", call.number, call.count)
+        places = [
+            self._state_at,
+            *functions.values(),
+            *(call.at for call in calls),
+            *(call.count_at for call in streams),
+            *(frame.at for frame in frames),
+        ]
         moved = self._journal.rewrite(at for at in places if at >= 0)
         self._state_at = moved.get(self._state_at, -1)
         self._functions = {digest: moved[at] for digest, at in functions.items()}
         self._function_blobs = {digest: self._function_blobs[digest] for digest in functions}
         for call in calls:
             call.at = moved[call.at]
+        for call in streams:
+            call.count_at = moved[call.count_at]
         for frame in frames:
             frame.at = moved[frame.at]
 
@@ -368,4 +442,6 @@ def _no_room(what: str, error: OSError) -> UsageError:
 
 
 def facts_of(call: KeptCall, node: int | None) -> CallFacts:
-    return CallFacts(call.number, call.name, call.state, node, call.since, call.form, call.is_on_one, call.returns)
+    """Return what clients see of a call."""
+    own = call.number, call.name, call.state, node, call.since, call.form, call.is_on_one, call.returns
+    return CallFacts(*own, call.first)

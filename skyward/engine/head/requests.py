@@ -18,6 +18,13 @@ from ..tasks import TaskFailure, UndecodedFailure
 from ..threads import in_words, start_thread
 from .plain import dump_plain, load_plain
 
+_ASKED_AGAIN = frozenset(
+    {
+        *("use", "there", "is_idle", "counts", "why_waiting", "running", "call_named", "actor_work", "calls", "call"),
+        *("wait_idle", "wait_stopped", "cancel_all", "close_actors", "leave", "close"),
+    }
+)
+"""Verbs that may be asked twice, of a head that was killed and of the one after it."""
 _LIMIT = 256 << 20
 """Most bytes of a request or a reply."""
 
@@ -57,6 +64,8 @@ class Requests:
         self._later = {**(later or {})}
         self._numbers = itertools.count(1) if numbers is None else numbers
         self._open: dict[int, Future[Any]] = {}
+        self._asked: dict[int, tuple[bytes, int]] = {}
+        """Message and priority of each open request that may be asked again."""
         self._pieces: dict[tuple[int, int], MessagePieces] = {}
         self._lock = threading.Lock()
         self._closed_by: BaseException | None = None
@@ -66,14 +75,17 @@ class Requests:
     def begin(self, verb: str, *arguments: Any, priority: int = CONTROL) -> Future[Any]:
         """Send a request, and return the future of its reply."""
         number, future = next(self._numbers), Future[Any]()
+        message = dump_plain((verb, arguments))
         with self._lock:
             closed_by = self._closed_by
             if closed_by is None:
                 self._open[number] = future
+                if verb in _ASKED_AGAIN:
+                    self._asked[number] = message, priority
         if closed_by is not None:
             future.settle_error(closed_by)
             return future
-        self._tell(FrameKind.REQUEST, number, dump_plain((verb, arguments)), priority)
+        self._tell(FrameKind.REQUEST, number, message, priority)
         return future
 
     def ask(self, verb: str, *arguments: Any, timeout_s: float | None = None) -> Any:
@@ -95,15 +107,26 @@ class Requests:
         """Fail all requests that wait for a reply, and all later ones."""
         with self._lock:
             self._closed_by = self._closed_by or error or PoolClosed("pool: closed; make calls inside its `with` block")
-            waiting, self._open = list(self._open.values()), {}
+            waiting, self._open, self._asked = list(self._open.values()), {}, {}
         for future in waiting:
             future.settle_error(self._closed_by)
 
     def fail_open(self, error: BaseException) -> None:
         """Fail the requests that wait for a reply, because the other side is gone, and another takes its place."""
         with self._lock:
-            waiting, self._open = list(self._open.values()), {}
+            waiting, self._open, self._asked = list(self._open.values()), {}, {}
         for future in waiting:
+            self._after(partial(future.settle_error, error))
+
+    def ask_again(self, error: BaseException) -> None:
+        """Ask the next process of the other side what the killed one has not answered. Fail what it cannot know."""
+        self._pieces.clear()
+        with self._lock:
+            asked = dict(self._asked)
+            failed = [self._open.pop(number) for number in list(self._open) if number not in asked]
+        for number, (message, priority) in asked.items():
+            self._tell(FrameKind.REQUEST, number, message, priority)
+        for future in failed:
             self._after(partial(future.settle_error, error))
 
     # Frames, where they are read ------------------------------------------------------------------------------------
@@ -151,6 +174,7 @@ class Requests:
     def _on_reply(self, number: int, message: bytes) -> None:
         with self._lock:
             future = self._open.pop(number, None)
+            self._asked.pop(number, None)
         if future is None:
             return
         status, value = load_plain(message)

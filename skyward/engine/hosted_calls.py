@@ -1,0 +1,261 @@
+"""Calls of a client on their way to its head and back: tasks and gangs, and those of earlier clients that it follows.
+
+The client of a detached pool counts the frames of each open call. When its head was killed, it tells the next one how
+far it is with each of them (`head.kept_calls` has the rules), and gets the rest. A call that the next head does not
+know was never begun, because a head journals a call first. So the client sends it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from ..calls.futures import Future
+from ..calls.named_options import pack_options
+from ..errors import NodeLost, UsageError
+from ..values.launch_facts import LaunchFacts
+from ..wire.channel import CONTROL
+from ..wire.frames import FrameKind
+from ..wire.stream import StreamChannel
+from .followed import Follower, follow_up
+from .gang import Gang
+from .head.kept_calls import CallFacts, CallPosition
+from .head.messages import CallMessage, GangMessage, pack_call
+from .head.requests import Requests
+from .head_link import HeadLink
+from .ledger import Ledger
+from .tasks import CallTask, Loss, Task, cannot_send
+
+_ENDINGS = FrameKind.UNCALL, FrameKind.CLOSE
+"""Frames by which the client gives up a call. A head that has none of that name ignores them."""
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far an open call is here."""
+
+    message: CallMessage | None
+    """Content of its CALL frame; None if an earlier client has made it."""
+    link: HeadLink | None
+    """Link by which it was sent, with its function and blobs."""
+    received: int = 0
+    """Number of its frames that have come, of those that the head counts."""
+    taken: int = 0
+    """Number of its items that the user has read."""
+
+
+class HostedCalls:
+    """Open calls of a client. Thread-safe, except `forget` and all that is for another head: these need the lock.
+
+    Args:
+        ledger: Shared state of the client's engine.
+        requests: Requests to the head.
+        is_detached: Whether the head goes on when it was killed.
+    """
+
+    def __init__(self, ledger: Ledger, requests: Requests, *, is_detached: bool) -> None:
+        self._ledger = ledger
+        self._requests = requests
+        self._is_detached = is_detached
+        self._progress: dict[int, _Progress] = {}
+        """Progress of each open call of a detached pool."""
+        self.link: HeadLink | None = None
+
+    # To the head ------------------------------------------------------------------------------------------------------
+
+    def submit(self, task: Task, nodes: tuple[int, ...] | None, after_s: float) -> None:
+        message = CallMessage(
+            name=task.name,
+            function=task.function.digest,
+            head=tuple(task.head),
+            options=pack_options(task.options),
+            nodes=nodes,
+            timeout_s=task.timeout_s,
+            expected_ns=task.expected_ns,
+            may_move=task.may_move,
+            handles_loss=task.handles_loss,
+            calls=task.calls,
+            in_bulk=task.in_bulk,
+            after_s=after_s,
+        )
+        with self._ledger:
+            self._ledger.require_open()
+            self._ledger.tasks[task.id] = task
+            self._begin(task, message)
+
+    def submit_gang(self, gang: Gang) -> None:
+        more = GangMessage(LaunchFacts.of(gang.launch), gang.launch_bytes, gang.some_of, gang.ranks_per_node)
+        message = CallMessage(
+            name=gang.name,
+            function=gang.function.digest,
+            head=tuple(gang.head),
+            options=pack_options(gang.options),
+            nodes=gang.nodes,
+            gang=more,
+        )
+        with self._ledger:
+            self._ledger.require_open()
+            self._ledger.gangs[gang.id] = gang
+            self._begin(gang, message)
+
+    def _begin(self, call: Task | Gang, message: CallMessage) -> None:
+        """Send a call. Fail it if there is no room for that."""
+        link = self.link
+        assert link is not None
+        if self._is_detached:
+            self._progress[call.id] = _Progress(message, link)
+        body = pack_call(message, call.payload.body)
+        actor = call.actor if isinstance(call, Task) else 0
+        try:
+            link.send_call(call.id, body, call.function, call.payload, behind=actor)
+        except OSError as error:
+            self._fail(call, cannot_send(repr(call.name), error))
+            return
+        self._ledger.dirty.add(link)
+
+    def _fail(self, call: Task | Gang, error: BaseException) -> None:
+        fail = call.on_failed if isinstance(call, Task) else call.future.settle_error
+        self._ledger.after.append(lambda: fail(error))
+        self.forget(call)
+
+    def cancel(self, task_id: int) -> None:
+        with self._ledger:
+            task = self._ledger.tasks.get(task_id)
+            if task is not None:
+                task.is_cancelled = True
+                self._uncall(task_id)
+                self.forget(task)
+
+    def cancel_gang(self, gang_id: int) -> None:
+        with self._ledger:
+            gang = self._ledger.gangs.get(gang_id)
+            if gang is not None:
+                gang.is_cancelled = True
+                self._uncall(gang_id)
+                self.forget(gang)
+
+    def _uncall(self, number: int) -> None:
+        if self.link is not None:
+            self.link.tell_of(number, FrameKind.UNCALL)
+            self._ledger.dirty.add(self.link)
+
+    def read(self, number: int) -> None:
+        """Tell the head that the outcome of a call was read, so that no other client gets it."""
+        with self._ledger:
+            if self._ledger.is_open:
+                self._uncall(number)
+
+    def forget(self, call: Task | Gang) -> None:
+        """Forget a call that has ended, or that nobody waits for."""
+        progress = self._progress.pop(call.id, None)
+        if isinstance(call, Gang):
+            self._ledger.gangs.pop(call.id, None)
+        else:
+            self._ledger.tasks.pop(call.id, None)
+        link = self.link
+        if link is not None and (progress is None or progress.link is link):
+            link.ended(call.id, call.function, call.payload)
+            if link.channel.has_output:
+                self._ledger.dirty.add(link)
+        if not self._ledger.tasks and not self._ledger.gangs:
+            self._ledger.idle.notify_all()
+
+    # Calls of earlier clients -----------------------------------------------------------------------------------------
+
+    def listed(self) -> list[CallFacts]:
+        """Return the calls of a detached pool that are open, or whose outcome nobody has taken."""
+        calls: list[CallFacts] = self._requests.ask("calls")
+        return calls
+
+    def follow(self, number: int, engine: Follower) -> Future[Any]:
+        """Return a future of a call that this or an earlier client has made. Raises UsageError: there is none."""
+        with self._ledger:
+            own = self._ledger.tasks.get(number), self._ledger.gangs.get(number)
+        for call in own:
+            if isinstance(call, CallTask | Gang):
+                return call.future
+        if own[0] is not None:
+            raise UsageError(f"call={number}: this program reads its values already; use the iterator that it has")
+        facts: CallFacts = self._requests.ask("call", number)
+        future, followed = follow_up(facts, engine)
+        with self._ledger:
+            self._ledger.require_open()
+            if isinstance(followed, Gang):
+                self._ledger.gangs[number] = followed
+            else:
+                self._ledger.tasks[number] = followed
+            self._progress[number] = _Progress(None, None, received=facts.first, taken=facts.first)
+        try:
+            self._requests.ask("follow", number)
+        except BaseException:
+            with self._ledger:
+                self.forget(followed)
+            raise
+        return future
+
+    # Another head -----------------------------------------------------------------------------------------------------
+
+    def came(self, number: int) -> None:
+        """Count a frame of a call."""
+        progress = self._progress.get(number)
+        if progress is not None:
+            progress.received += 1
+
+    def took(self, number: int, count: int) -> None:
+        """Count items of a call that the user has read."""
+        progress = self._progress.get(number)
+        if progress is not None:
+            progress.taken += count
+
+    def end_again(self, before: HeadLink, link: HeadLink) -> None:
+        """Tell the next head which calls were read or given up, if the killed one may have missed that."""
+        assert isinstance(before.channel, StreamChannel)
+        for kind in _ENDINGS:
+            for number, _ in before.channel.unacknowledged(kind):
+                link.channel.queue(kind, number, priority=CONTROL)
+
+    def go_on(self, link: HeadLink, failed: Callable[[BaseException], object]) -> None:
+        """Go on with all open calls over a link to the next head. `failed` gets the error if it cannot go on."""
+        resumed = self._requests.begin("resume", [tuple(position) for position in self._positions()])
+        resumed.add_done_callback(partial(self._resumed, link, failed))
+
+    def _positions(self) -> list[CallPosition]:
+        return [
+            CallPosition(number, progress.received, progress.taken, self._is_begun(number))
+            for number, progress in self._progress.items()
+        ]
+
+    def _is_begun(self, number: int) -> bool:
+        task = self._ledger.tasks.get(number)
+        return task is not None and task.attempt > 0
+
+    def _resumed(self, link: HeadLink, failed: Callable[[BaseException], object], done: Any) -> None:
+        """Send the calls that the next head does not know, and fail those that cannot be sent again."""
+        error = done.exception()
+        with self._ledger:
+            if self.link is not link or not self._ledger.is_open:
+                return  # it was killed too: the one after it is asked
+            for number in () if error is not None else done.result():
+                call = self._ledger.tasks.get(number) or self._ledger.gangs.get(number)
+                if call is not None:
+                    self._send_again(call)
+        if error is not None:
+            failed(error)
+
+    def _send_again(self, call: Task | Gang) -> None:
+        message = self._progress[call.id].message
+        is_new = not isinstance(call, Task) or not (call.attempt or call.actor)
+        if message is not None and is_new:
+            self._begin(call, message)
+        elif isinstance(call, Task) and call.handles_loss:
+            loss = Loss(node=0, started=None, is_node=True)
+            self.forget(call)
+            self._ledger.after.append(lambda: call.on_lost(loss))
+        else:
+            self._fail(call, _lost_with_head(call.name))
+
+
+def _lost_with_head(name: str) -> NodeLost:
+    return NodeLost(f"{name!r}: the head of the pool was killed, and the call with it; send it again", node=0)
