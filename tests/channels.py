@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import random
 import signal
 import sys
 import tempfile
+import threading
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,8 +20,10 @@ from skyward.events import Emit
 from skyward.node.agent import attach
 from skyward.providers.local import Local
 from skyward.values.machine import Machine, Offer, PoolSpec
+from tests.engines import engine_of
+from tests.waiting import until
 
-__all__ = ["Relayed"]
+__all__ = ["Relayed", "breaking"]
 
 _ROOT = str(Path(sky.__file__).parent.parent)
 _ELSEWHERE = "/nonexistent/agent.sock"
@@ -28,6 +35,7 @@ _RELAY = str(Path(__file__).with_name("relay.py"))
 class Relayed(Local):
     """Provider whose links of client and keeper to a node are relays (see relay.py), which can be cut and stalled."""
 
+    lease_s: float = 60.0  # a busy machine may take seconds to dial again
     delay_s: float = 0.0
     folder: str = field(default_factory=lambda: tempfile.mkdtemp(prefix="skyward-relays-"))
 
@@ -78,6 +86,47 @@ class Relayed(Local):
         for pid in self.relays(node):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
+
+
+@contextlib.contextmanager
+def breaking(
+    pool: sky.ComputePool,
+    provider: Relayed,
+    nodes: int = 1,
+    *,
+    seed: int = 0,
+    pause_s: tuple[float, float] = (0.02, 0.3),
+) -> Iterator[None]:
+    """Break links repeatedly, by default often before any byte has gone through them.
+
+    A busy machine may take longer to dial than any of the pauses. So each third break waits until the links are back,
+    and leaves them alone for as long as that took.
+    """
+    over = threading.Event()
+    chance = random.Random(seed + int(os.environ.get("SKYWARD_TEST_SEED", "0")))
+    engine = engine_of(pool)
+
+    def are_back() -> bool:
+        with engine.ledger.lock:
+            return engine.nodes.are_attached or over.is_set()
+
+    def run() -> None:
+        for number in itertools.count(1):
+            if over.wait(chance.uniform(*pause_s)):
+                return
+            if number % 3 == 0:
+                began = time.monotonic()
+                until(are_back)
+                over.wait(time.monotonic() - began)
+            provider.break_links(chance.randrange(nodes))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def _is_alive(pid: int) -> bool:

@@ -24,7 +24,7 @@ def engine_of(pool: sky.ComputePool) -> DirectEngine:
     return engine
 
 
-def hosted_pool(provider: Any = None, *, lease_s: float = 5.0, **options: Any) -> sky.ComputePool:
+def hosted_pool(provider: Any = None, *, lease_s: float = 60.0, **options: Any) -> sky.ComputePool:
     """Return a pool whose scheduler runs in a head: beside its first node; by default all are on this machine."""
     pool = sky.ComputePool(provider or sky.Local(lease_s=lease_s), **options)
     pool._life.way = Way.LENT  # users have no option for it

@@ -244,7 +244,7 @@ def test_an_answer_whose_handler_raises_does_not_end_its_caller(pool: sky.Comput
 def test_a_link_that_cannot_be_reopened_is_a_lost_node_that_is_replaced(
     called: str, error: BaseException, tmp_path: Path
 ) -> None:
-    provider = Relayed(lease_s=30.0, folder=str(tmp_path))
+    provider = Relayed(folder=str(tmp_path))
     with sky.ComputePool(provider, nodes=1, logs=False, console=False) as pool:
         assert works(pool)
         engine = engine_of(pool)

@@ -29,7 +29,7 @@ from skyward.testing import Faults
 from skyward.values.machine import Machine, Offer, PoolSpec
 from skyward.values.topology import Rank
 from skyward.wire.tasks import NodeConfig
-from tests.channels import Relayed
+from tests.channels import Relayed, breaking
 from tests.engines import engine_of
 from tests.waiting import lines_of, until
 
@@ -49,34 +49,13 @@ def note(path: Path, number: int) -> int:
     return number
 
 
-@contextlib.contextmanager
-def breaking(
-    provider: Relayed, nodes: int = 1, *, seed: int = 0, pause_s: tuple[float, float] = (0.02, 0.3)
-) -> Iterator[None]:
-    """Break links repeatedly, by default often before any byte has gone through them."""
-    over = threading.Event()
-    chance = random.Random(seed + int(os.environ.get("SKYWARD_TEST_SEED", "0")))
-
-    def run() -> None:
-        while not over.wait(chance.uniform(*pause_s)):
-            provider.break_links(chance.randrange(nodes))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
 @pytest.fixture
 def provider(tmp_path: Path) -> Relayed:
-    return Relayed(lease_s=30.0, folder=str(tmp_path))
+    return Relayed(folder=str(tmp_path))
 
 
 def test_calls_go_on_and_none_runs_twice(provider: Relayed, tmp_path: Path) -> None:
-    with sky.ComputePool(provider, nodes=2, concurrency=2, logs=False) as pool, breaking(provider, 2):
+    with sky.ComputePool(provider, nodes=2, concurrency=2, logs=False) as pool, breaking(pool, provider, 2):
         numbers = range(600)
         futures = [note(tmp_path / "ran", number) > pool for number in numbers]
         assert [future.result(60) for future in futures] == list(numbers)
@@ -90,7 +69,7 @@ def test_maps_go_on(provider: Relayed) -> None:
         time.sleep(0.0002)
         return x * x
 
-    with sky.ComputePool(provider, nodes=2, concurrency=2, logs=False) as pool, breaking(provider, 2, seed=1):
+    with sky.ComputePool(provider, nodes=2, concurrency=2, logs=False) as pool, breaking(pool, provider, 2, seed=1):
         assert pool.map(squared, range(20_000)) == [x * x for x in range(20_000)]
 
 
@@ -101,7 +80,7 @@ def test_generators_go_on_in_both_directions(provider: Relayed) -> None:
             time.sleep(0.001)
             yield 2 * item
 
-    with sky.ComputePool(provider, nodes=1, logs=False) as pool, breaking(provider, seed=2):
+    with sky.ComputePool(provider, nodes=1, logs=False) as pool, breaking(pool, provider, seed=2):
         assert list(doubled(iter(range(1500))) >> pool) == [2 * x for x in range(1500)]
 
 
@@ -110,7 +89,7 @@ def test_blobs_go_on_in_both_directions(provider: Relayed) -> None:
     def reverse(data: bytes) -> bytes:
         return data[::-1]
 
-    with sky.ComputePool(provider, nodes=1, concurrency=2, logs=False) as pool, breaking(provider, seed=3):
+    with sky.ComputePool(provider, nodes=1, concurrency=2, logs=False) as pool, breaking(pool, provider, seed=3):
         blocks = [random.Random(i).randbytes(3_000_000 + i) for i in range(30)]
         futures = [reverse(block) > pool for block in blocks]
         assert [future.result(60) for future in futures] == [block[::-1] for block in blocks]
@@ -127,7 +106,7 @@ def test_output_goes_on_line_by_line(provider: Relayed) -> None:
 
     with (
         sky.ComputePool(provider, nodes=1, logs=lambda line: lines.append(line.text)) as pool,
-        breaking(provider, seed=4),
+        breaking(pool, provider, seed=4),
     ):
         count() >> pool
     assert [line.strip() for line in lines] == [str(i) for i in range(1000)]
@@ -152,7 +131,7 @@ def test_gangs_go_on(provider: Relayed) -> None:
         return info.node
 
     rank = sky.compute(integrate(where, Meeting()))
-    with sky.ComputePool(provider, nodes=2, logs=False) as pool, breaking(provider, 2, seed=5):
+    with sky.ComputePool(provider, nodes=2, logs=False) as pool, breaking(pool, provider, 2, seed=5):
         for _ in range(5):
             assert rank() @ pool == [0, 1]
 
@@ -361,7 +340,7 @@ def block(letter: bytes) -> bytes:
 
 
 def test_values_that_wait_for_a_link_spill_to_disk(tmp_path: Path) -> None:
-    provider = SmallMemory(lease_s=30, folder=str(tmp_path))
+    provider = SmallMemory(folder=str(tmp_path))
     with sky.ComputePool(provider, nodes=1, logs=False) as pool:
         futures = [block(letter) > pool for letter in (b"a", b"b", b"c")]
         provider.cut()
@@ -371,7 +350,7 @@ def test_values_that_wait_for_a_link_spill_to_disk(tmp_path: Path) -> None:
 
 
 def test_a_value_without_room_fails_its_call_and_the_node_goes_on(tmp_path: Path) -> None:
-    provider = SmallMemory(lease_s=30, folder=str(tmp_path))
+    provider = SmallMemory(folder=str(tmp_path))
     with sky.ComputePool(provider, nodes=1, logs=False) as pool:
         before = pid() >> pool
         (machine,) = engine_of(pool).ledger.machines.values()
@@ -397,7 +376,7 @@ def test_a_greeting_of_the_shell_is_skipped(tmp_path: Path) -> None:
 
 
 def test_a_distant_node_is_kept_busy(tmp_path: Path) -> None:
-    provider = Relayed(lease_s=30.0, delay_s=0.1, folder=str(tmp_path))
+    provider = Relayed(delay_s=0.1, folder=str(tmp_path))
     with sky.ComputePool(provider, nodes=1, concurrency=2, logs=False) as pool:
         absolute = sky.compute(abs)
         absolute(-1) >> pool
@@ -480,7 +459,7 @@ def test_links_of_several_channels_that_break_repeatedly_lose_nothing(far: Relay
     with sky.ComputePool(far, nodes=1, concurrency=2, logs=False) as pool:
         carry_much(pool)
         until(lambda: has_more_channels(far))
-        with breaking(far, seed=5, pause_s=(0.2, 0.8)):
+        with breaking(pool, far, seed=5, pause_s=(0.2, 0.8)):
             blocks = [random.Random(i).randbytes(1_000_000 + i) for i in range(20)]
             futures = [reversed_of(block) > pool for block in blocks]
             mapped = pool.map(abs, range(0, -500_000, -1))

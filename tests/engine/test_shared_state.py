@@ -337,7 +337,7 @@ def test_each_operation_is_applied_once_over_links_that_break(tmp_path: Path) ->
                 sky.queue[bytes]("far").put(bytes(1000 * number))
         return numbers
 
-    provider = Relayed(folder=str(tmp_path / "relays"), lease_s=60.0)
+    provider = Relayed(folder=str(tmp_path / "relays"))
     with sky.ComputePool(provider, logs=False) as pool:
         future = sky.compute(count)(150) > pool
         for mark in range(15, 150, 15):
@@ -377,7 +377,7 @@ def test_a_wait_behind_a_cut_link_ends_in_time_and_is_undone(tmp_path: Path) -> 
         sky.counter("cut").increment()
         return ended
 
-    provider = Relayed(folder=str(tmp_path / "relays"), lease_s=60.0)
+    provider = Relayed(folder=str(tmp_path / "relays"))
     with sky.ComputePool(provider, logs=False) as pool:
         future = sky.compute(wait)(tmp_path / "waits") > pool
         until((tmp_path / "waits").exists)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,7 @@ import pytest
 import skyward as sky
 from skyward.errors import PoolClosed, UsageError
 from skyward.wire.task_channel import MESSAGE_LIMIT, TaskChannel, services
-from tests.channels import Relayed
+from tests.channels import Relayed, breaking
 from tests.waiting import until
 
 LIMIT_S = 60.0
@@ -25,24 +23,6 @@ LIMIT_S = 60.0
 @pytest.fixture(scope="module")
 def pool(sky_pools: Callable[..., sky.ComputePool]) -> sky.ComputePool:
     return sky_pools(nodes=2, concurrency=2, logs=False, cancel_grace_s=0.3)
-
-
-@contextmanager
-def breaking(provider: Relayed, every_s: float = 0.15) -> Iterator[None]:
-    """Cut the links of node 0 repeatedly."""
-    stop = threading.Event()
-
-    def run() -> None:
-        while not stop.wait(every_s):
-            provider.break_links(0)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
 
 
 def test_each_message_arrives_once_and_in_order_over_links_that_break(tmp_path: Path) -> None:
@@ -56,7 +36,7 @@ def test_each_message_arrives_once_and_in_order_over_links_that_break(tmp_path: 
         return received
 
     provider = Relayed(folder=str(tmp_path / "relays"))
-    with sky.ComputePool(provider, logs=False) as pool, breaking(provider):
+    with sky.ComputePool(provider, logs=False) as pool, breaking(pool, provider):
         future = sky.compute(talk)(60) > pool
         here = pool.channel("talk", LIMIT_S)
         received = []
