@@ -110,7 +110,7 @@ def test_calls_go_on_when_a_lent_channel_breaks(pool: sky.ComputePool, tmp_path:
 
 
 def test_nodes_outlive_their_lease_while_their_links_are_too_busy_for_pings() -> None:
-    with hosted_pool(lease_s=3.0, nodes=2, logs=False) as pool:
+    with hosted_pool(lease_s=4.5, nodes=2, logs=False) as pool:
         agents = pool.agent_pids()
         until = time.monotonic() + 6.0
         while time.monotonic() < until:

@@ -350,20 +350,24 @@ def test_each_operation_is_applied_once_over_links_that_break(tmp_path: Path) ->
 
 
 def test_an_operation_is_one_round_trip(tmp_path: Path) -> None:
-    def operations() -> float:
+    delay_s = 0.2
+
+    def operation() -> float:
+        """Return how long one takes: the best of several, because a busy machine adds to all of them."""
         counter, shared = sky.counter("trip"), sky.dict[str, int]("trip")
         shared["n"] = 1
-        took = []
-        for number in range(1, 6):
+        shortest = float("inf")
+        for number in range(1, 20):
             began = time.monotonic()
             counter.increment()
             assert shared.compare_and_set("n", number, number + 1)
-            took.append((time.monotonic() - began) / 2)
-        return min(took)
+            shortest = min(shortest, (time.monotonic() - began) / 2)
+            if shortest < 4 * delay_s:
+                break
+        return shortest
 
-    delay_s = 0.1
     with sky.ComputePool(Relayed(folder=str(tmp_path / "relays"), delay_s=delay_s), logs=False) as pool:
-        assert 2 * delay_s <= sky.compute(operations)() >> pool < 4 * delay_s
+        assert 2 * delay_s <= sky.compute(operation)() >> pool < 4 * delay_s
 
 
 def test_a_wait_behind_a_cut_link_ends_in_time_and_is_undone(tmp_path: Path) -> None:

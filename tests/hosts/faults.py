@@ -47,7 +47,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Role = Literal["standby", "watchdog", "agent", "zygote", "slot", "stub", "sshd", "head"]
 
-EPSILON_S = 30.0
+EPSILON_S = 60.0
 """Seconds beyond a lease until all of a node must be gone; a loaded machine is slow to kill."""
 
 

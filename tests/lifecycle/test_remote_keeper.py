@@ -150,13 +150,13 @@ time.sleep(600)
 
 
 def test_a_hanging_host_delays_the_lease_of_no_other(inside: Sandbox) -> None:
-    provider = Relayed(lease_s=3.0)
+    provider = Relayed(lease_s=5.0)
     with sky.ComputePool(provider, nodes=2, logs=False) as pool:
         before = pid() @ pool
         until(lambda: len(provider.relays(0)) == 2)
         provider.hang(0)
         until(lambda: not os.path.exists(f"/proc/{before[0]}"))  # its lease is over
-        time.sleep(3)
+        time.sleep(5)
         assert os.path.exists(f"/proc/{before[1]}")
     inside.proves_nothing_is_left()
 
@@ -194,10 +194,10 @@ def test_a_working_client_keeps_its_nodes_while_its_keeper_is_stopped(sandbox: S
     client = sandbox.client(
         RELAYED
         + """
-with sky.ComputePool(Relayed(lease_s=3.0), nodes=1) as pool:
+with sky.ComputePool(Relayed(lease_s=5.0), nodes=1) as pool:
     before = pid() >> pool
     say("stop the keeper")
-    time.sleep(6)
+    time.sleep(7)
     assert (pid() >> pool) == before
     say("the same")
 """

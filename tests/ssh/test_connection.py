@@ -22,7 +22,7 @@ from skyward.ssh import Connection, HostKeys, SSHTarget, connect, wait_until_rea
 from skyward.ssh.connect import Transport
 from tests.ssh.conftest import target_of
 from tests.ssh.server import Server, make_key
-from tests.waiting import until
+from tests.waiting import lines_of, until
 
 Connects = Callable[[SSHTarget], Connection]
 
@@ -56,24 +56,25 @@ def test_all_output_arrives(connection: Connection) -> None:
     assert len(connection.run("head -c 5000000 /dev/zero", timeout_s=60).stdout) == 5_000_000
 
 
-def test_lines_come_while_the_command_runs(connection: Connection) -> None:
-    lines: list[tuple[str, float]] = []
-    connection.run(
-        "echo first; sleep 0.6; echo second >&2; printf last",
-        timeout_s=60,
-        on_line=lambda text: lines.append((text, time.monotonic())),
-    )
-    assert [text for text, _ in lines] == ["first", "second", "last"]
-    assert lines[1][1] - lines[0][1] > 0.3
+def test_lines_come_while_the_command_runs(connection: Connection, tmp_path: Path) -> None:
+    lines: list[str] = []
+
+    def note(text: str) -> None:
+        lines.append(text)
+        (tmp_path / "go").touch()  # the command goes on once its first line is here
+
+    wait = f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done"
+    connection.run(f"echo first; {wait}; echo second >&2; printf last", timeout_s=60, on_line=note)
+    assert lines == ["first", "second", "last"]
 
 
 def test_a_command_that_times_out_is_killed_on_the_remote_side_too(connection: Connection, tmp_path: Path) -> None:
-    for timeout_s in (1, 5):  # a busy machine may not have begun it after a second
+    for timeout_s in (1, 5, 25):  # a busy machine may not have begun it after a second
         began = time.monotonic()
         with pytest.raises(TimeoutError, match=f"within {timeout_s} s"):
             connection.run(f"echo $$ > {tmp_path}/pid; (sleep 61.5 & wait)", timeout_s=timeout_s)
         assert time.monotonic() - began < timeout_s + 40
-        if (tmp_path / "pid").exists():
+        if lines_of(tmp_path / "pid"):
             break
     pid = int((tmp_path / "pid").read_text())
     until(lambda: not Path(f"/proc/{pid}").exists())
@@ -310,7 +311,7 @@ def test_a_machine_that_accepts_and_stays_silent_times_out(to: Connects, server:
         began = time.monotonic()
         with pytest.raises(Unreachable):
             to(replace(target_of(server), port=port, connect_timeout_s=2))
-        assert time.monotonic() - began < 8
+        assert time.monotonic() - began < 60
 
 
 # Routes ---------------------------------------------------------------------------------------------------------------
@@ -379,11 +380,11 @@ def test_a_machine_that_does_not_know_our_key_yet_is_given_time(
     own_server.start()
     began = time.monotonic()
     with pytest.raises(AuthFailed):
-        wait_until_ready(target_of(own_server), timeout_s=60, transport=transport)
-    assert time.monotonic() - began < 30
+        wait_until_ready(target_of(own_server), timeout_s=120, transport=transport)
+    assert time.monotonic() - began < 60
     timer = threading.Timer(1.0, lambda: own_server.authorized.write_text(keys))
     timer.start()
-    wait_until_ready(target_of(own_server), timeout_s=60, auth_grace_s=30, transport=transport).close()
+    wait_until_ready(target_of(own_server), timeout_s=120, auth_grace_s=90, transport=transport).close()
     timer.join()
 
 
@@ -396,8 +397,8 @@ def test_waiting_ends_at_its_deadline_and_when_it_is_told_to(
     threading.Timer(0.5, stop.set).start()
     began = time.monotonic()
     with pytest.raises(Unreachable):
-        wait_until_ready(target_of(own_server), timeout_s=60, transport=transport, stop=stop)
-    assert time.monotonic() - began < 30
+        wait_until_ready(target_of(own_server), timeout_s=120, transport=transport, stop=stop)
+    assert time.monotonic() - began < 60
 
 
 def test_a_log_in_shell_that_prints_does_not_spoil_output(
