@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
             {"id": call.number, "name": call.name, "state": call.state, "node": call.node, "since": call.since}
             for call in seen.calls
         ]
-        print(as_json({"calls": calls, "client": seen.client, "left_s": seen.left_s}))
+        print(as_json({"calls": calls, "client": seen.client, "left_s": seen.left_s, "is_ending": seen.is_ending}))
         return 0
     rows = [
         (
@@ -56,5 +56,6 @@ def run(arguments: argparse.Namespace) -> int:
     if client:
         print(f"its client is process {client['pid']} ({client['program'] or 'python'}) on {client['host']}")
     else:
-        print(f"no client; it ends in {duration(seen.left_s)}, unless one attaches")
+        warning = "warning: " if seen.is_ending else ""
+        print(f"{warning}no client; it ends in {duration(seen.left_s)}, unless one attaches")
     return 0

@@ -48,11 +48,8 @@ class PlainLines:
                 return f"node {event.node}: {_trouble(event)}"
             case told.Overlooked():
                 return printable(event.text)
-            case told.BudgetWarning():
-                return (
-                    f"{usd(event.spent_usd)} of the budget of {usd(event.budget_usd)} are spent; "
-                    f"the pool closes in {duration(event.seconds_left)}"
-                )
+            case told.BudgetWarning() | told.DetachmentWarning():
+                return _warning(event)
             case told.PoolClosed() if event.reason:
                 return self._early_end(event)
         return ""
@@ -118,6 +115,13 @@ class PlainLines:
         slowest = max(ended.values(), key=lambda one: one.seconds)
         which = f" (node {slowest.node}, the slowest)" if len(ended) > 1 else ""
         return f"{event.phase}: {duration(slowest.seconds)}{which}"
+
+
+def _warning(event: told.BudgetWarning | told.DetachmentWarning) -> str:
+    left = duration(event.seconds_left)
+    if isinstance(event, told.DetachmentWarning):
+        return f"no program was there for long, and the pool was {left} from its end; pool.extend() gives it more time"
+    return f"{usd(event.spent_usd)} of the budget of {usd(event.budget_usd)} are spent; the pool closes in {left}"
 
 
 def _trouble(event: told.PreemptionNotice | told.LinkLost | told.LinkRestored) -> str:

@@ -5,7 +5,7 @@
                LinkLost, LinkRestored, PreemptionNotice, ValueRerouted
     bootstrap  PhaseStarted, PhaseOutput, PhaseEnded, PhaseFailed
     call       TaskSent, TaskEnded, Overlooked
-    periodic   NodeUsage, CostUpdated, BudgetWarning
+    periodic   NodeUsage, CostUpdated, BudgetWarning, DetachmentWarning
     reader     EventsDropped
 
 Example:
@@ -37,12 +37,13 @@ from .machine import (
     PreemptionNotice,
     ValueRerouted,
 )
-from .periodic import BudgetWarning, CostUpdated, DeviceUsage, EventsDropped, NodeUsage
+from .periodic import BudgetWarning, CostUpdated, DetachmentWarning, DeviceUsage, EventsDropped, NodeUsage
 from .pool import EngineLost, EngineUp, PoolClosed, PoolReady, PoolScaled, PoolStarted, ScalingFailed
 
 __all__ = [
     "BudgetWarning",
     "CostUpdated",
+    "DetachmentWarning",
     "DeviceUsage",
     "Emit",
     "EngineLost",

@@ -98,6 +98,27 @@ class BudgetWarning(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DetachmentWarning(Event):
+    """A detached pool ends soon, because it has had no client for long.
+
+    The head sends it 10 minutes before the end, or halfway through `detached_for_s` if that is later. A client that
+    comes after that gets it too. The pool does not end while a client is there, and `pool.extend` gives it more time
+    without one.
+
+    Args:
+        detached_for_s: Seconds that the pool goes on without a client.
+        seconds_left: Time that was left when the head sent this, or when the client came.
+
+    Example:
+        >>> DetachmentWarning(detached_for_s=28_800.0, seconds_left=600.0).seconds_left
+        600.0
+    """
+
+    detached_for_s: float
+    seconds_left: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class EventsDropped(Event):
     """Gap in a reader's stream: it was too slow, so its oldest events were dropped.
 

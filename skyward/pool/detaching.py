@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
-from ..errors import UsageError
+from ..errors import SkywardError, UsageError
 from ..events import Emit
 from ..providers import load
 from ..providers.base import Provider, as_detachable
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from .machines import PoolMachines
 
 _DIAL_S = 20.0
+_WARNING_S = 600.0
+_DOWN = "because of `skyward down`"
 
 
 @dataclass(kw_only=True)
@@ -52,6 +54,11 @@ class Detachment:
     def of(cls, known: DetachedPool, *, takes_over: bool) -> Detachment:
         """Return the state of a client that attaches."""
         return cls(for_s=known.detached_for_s, key=known.key, known=known, was_known=True, takes_over=takes_over)
+
+    @property
+    def warning_s(self) -> float:
+        """Seconds before its end at which the pool warns."""
+        return min(_WARNING_S, self.for_s / 2)
 
     def begin(self, name: str) -> None:
         """Prepare a start. Raises UsageError if another detached pool has the name."""
@@ -194,11 +201,13 @@ class Glance:
         calls: The calls that are open, or whose outcome nobody has taken.
         client: The client that has the pool: host, pid, program and since; empty if there is none.
         left_s: Seconds that the pool goes on without a client.
+        is_ending: Whether the pool has warned of its end; see `skyward.events.DetachmentWarning`.
     """
 
     calls: tuple[CallFacts, ...]
     client: dict[str, Any]
     left_s: float
+    is_ending: bool
 
 
 def glance(name: str) -> Glance:
@@ -229,20 +238,31 @@ def glance(name: str) -> Glance:
         ends, facts = dialler.dial(_DIAL_S)
         ends.close()
     except Forgotten as error:
-        raise has_ended(known) from error
+        raise has_ended(known, machine) from error
     finally:
         _let_go(provider, machine)
     calls = tuple(CallFacts(**call) for call in facts["calls"])
-    return Glance(calls=calls, client=facts["client"], left_s=facts["left_s"])
+    is_ending = facts.get("is_ending", False)  # heads of an older version do not say it
+    return Glance(calls=calls, client=facts["client"], left_s=facts["left_s"], is_ending=is_ending)
 
 
-def has_ended(known: DetachedPool) -> UsageError:
+def has_ended(known: DetachedPool, machine: Machine) -> UsageError:
     """Record that a pool has ended while no client was there, and return the error that says so."""
-    detached.end(known, "because no client came in time, or because its machine stopped")
-    return UsageError(
-        f"pool={known.name!r}: has ended while no client was there: {known.detached_for_s:g} s without one were over, "
-        "or its machine stopped; open a new one"
-    )
+    words = _last_words(known, machine)
+    why = words.get("why", "or earlier, because its machine stopped or its head was killed again and again")
+    return detached.refuse_ended(detached.end(known, why, at=time.time() - words.get("age_s", 0.0)))
+
+
+def _last_words(known: DetachedPool, machine: Machine, why: str = "") -> dict[str, Any]:
+    """Return what the head of a pool has said at its end; see `read_last_words`. `why`: say it for the head."""
+    from ..node.agent.outside import reply_of
+
+    assert machine.login is not None
+    try:
+        done = machine.login.run("engine.head.outside", "ended", (known.process[2], why), timeout_s=_DIAL_S)
+        return reply_of(done.text) if done.code == 0 else {}
+    except (SkywardError, TimeoutError, OSError):  # it was reached a moment ago; only the words suffer
+        return {}
 
 
 def end_detached(known: DetachedPool) -> str:
@@ -256,12 +276,13 @@ def end_detached(known: DetachedPool) -> str:
     try:
         assert machine.login is not None
         machine.login.run("node.agent.outside", "end", (*known.process, "0"), timeout_s=_DIAL_S)
+        _last_words(known, machine, _DOWN)
     except BaseException:
         _let_go(provider, machine)
         raise
     _told_to_end([machine])
     provider.terminate([machine])
-    detached.end(known, "because of `skyward down`")
+    detached.end(known, _DOWN)
     return "ended its head and its node"
 
 

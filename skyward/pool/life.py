@@ -422,6 +422,7 @@ class PoolLife:
             starter=os.getpid() if is_here else 0,
             node_folder="" if is_here else machine.folder,
             detached_for_s=0.0 if detachment is None else detachment.for_s,
+            warning_s=0.0 if detachment is None else detachment.warning_s,
             attach_key="" if detachment is None else detachment.key,
         )
         if detachment is not None:
@@ -457,7 +458,7 @@ class PoolLife:
             engine.start(launched, machines)
         except PoolClosed as error:
             if self._known is not None and self._ended_by is None:
-                raise has_ended(self._known) from error
+                raise has_ended(self._known, launched[0]) from error
             raise
         if self._ended_by is not None:
             raise self._ended_by

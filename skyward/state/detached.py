@@ -74,14 +74,19 @@ def record(pool: DetachedPool) -> None:
         ) from error
 
 
-def end(pool: DetachedPool, why: str) -> None:
-    """Note that a pool has ended. Only the words of later errors suffer if the file cannot be written."""
+def end(pool: DetachedPool, why: str, *, at: float = 0.0) -> DetachedPool:
+    """Note that a pool has ended, `at` that time or now, and return its last record.
+
+    Only the words of later errors suffer if the file cannot be written.
+    """
+    last = replace(pool, ended_at=at or time.time(), why=why, key="")
     with contextlib.suppress(UsageError):
-        record(replace(pool, ended_at=time.time(), why=why, key=""))
+        record(last)
     ended = [other for other in detached_pools() if other.has_ended]
     for old in sorted(ended, key=lambda other: other.ended_at)[:-_KEPT_ENDED]:
         with contextlib.suppress(OSError):  # another process removed it
             os.unlink(_path(old.pool))
+    return last
 
 
 def detached_pools() -> list[DetachedPool]:
@@ -115,14 +120,16 @@ def find(name: str) -> DetachedPool:
     pools = detached_pools()
     ended = [pool for pool in pools if name in (pool.name, pool.pool)]
     if ended:
-        raise UsageError(f"pool={name!r}: ended {_at(ended[-1].ended_at)}, {ended[-1].why}; open a new one")
+        raise refuse_ended(ended[-1])
     known = sorted({pool.name for pool in pools if not pool.has_ended})
     advice = f"use one of {', '.join(known)}" if known else "open one with detached_for_s= first, because there is none"
     raise UsageError(f"pool={name!r}: no detached pool of that name on this machine; {advice}")
 
 
-def _at(seconds: float) -> str:
-    return time.strftime("on %Y-%m-%d at %H:%M", time.localtime(seconds))
+def refuse_ended(pool: DetachedPool) -> UsageError:
+    """Return the error of whoever uses a pool that has ended: when, and why."""
+    at = time.strftime("on %Y-%m-%d at %H:%M", time.localtime(pool.ended_at))
+    return UsageError(f"pool={pool.name!r}: ended {at}, {pool.why}; open a new one")
 
 
 def _read(path: str) -> DetachedPool:

@@ -86,6 +86,12 @@ def test_the_devices_of_nodes_are_shown() -> None:
     ] == "lab: ready after 1.0 s: 2 nodes with 8x NVIDIA L4"
 
 
+def test_the_coming_end_of_a_detached_pool_is_shown() -> None:
+    plain = PlainLines("lab", is_quiet=True)
+    (line,) = plain.take(events.DetachmentWarning(detached_for_s=3600.0, seconds_left=192.0))
+    assert line.startswith("lab: no program was there for long, and the pool was 3 m 12 s from its end; pool.extend()")
+
+
 def running(*names: str, node: int = 0, progress: str = "") -> tuple[RunningTask, ...]:
     return tuple(RunningTask(task=n, node=node, name=name, progress=progress) for n, name in enumerate(names))
 

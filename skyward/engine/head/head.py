@@ -19,9 +19,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from ...console.words import duration
 from ...core.limits import memory_bytes
 from ...errors import PoolClosed, UsageError
-from ...events import Event, NodeLost
+from ...events import DetachmentWarning, Event, NodeLost
 from ...values.machine import LogLine, Machine, Machines
 from ...values.secret import Secret, masking
 from ...wire.channel import CONTROL, RESULTS
@@ -57,6 +58,9 @@ _FIND_S = 30.0
 
 class Head:
     """Engine of a head, with its one client."""
+
+    _is_ending = False
+    """Whether a detached pool has warned of its end, which has not been averted."""
 
     def __init__(self, config: HeadConfig) -> None:
         self._config = config
@@ -122,7 +126,7 @@ class Head:
 
     def welcome(self, hello: dict[str, Any], ends: PassedEnds, send: Callable[[dict[str, Any]], None]) -> None:
         """Take a link: the first one, or one that continues the session of an earlier one."""
-        client = self._client
+        client, left_s = self._client, self._left_s
         # Nobody may be reading the old link when it is left. Locks are taken in this order.
         with contextlib.nullcontext() if client is None else client.reading, self._ledger:
             is_known = bool(self._token) and hello["token"] == self._token
@@ -151,6 +155,8 @@ class Head:
                 channel = StreamChannel(checks_blobs=True)
                 channel.attach(ends, hello["received"])
                 self._take(channel, continues=continues)
+                if self._is_ending:
+                    self._warn(left_s)
                 return
             before = self._client.detach()
             if before is not None:
@@ -281,6 +287,7 @@ class Head:
             "calls": [facts._asdict() for facts in calls],
             "client": self._who if self._is_taken else {},
             "left_s": self._left_s,
+            "is_ending": self._is_ending,
         }
 
     def _is_attaching(self, hello: dict[str, Any]) -> bool:
@@ -311,6 +318,21 @@ class Head:
     def _left_s(self) -> float:
         """Seconds that the pool goes on without a client."""
         return max(0.0, self._detached_for_s - (0.0 if self._is_taken else time.monotonic() - self.contact_at))
+
+    def warn_of_end(self) -> None:
+        """Warn once if a detached pool will end soon, because no client is there."""
+        with self._ledger:
+            left_s = self._left_s
+            if not self._sessions or left_s > self._config.warning_s:
+                self._is_ending = False
+            elif not self._is_ending:
+                self._is_ending = True
+                self._warn(left_s)
+
+    def _warn(self, left_s: float) -> None:
+        """Send the client, who may be away, an event. `_emit` would drop it while nobody is there."""
+        event = DetachmentWarning(detached_for_s=self._detached_for_s, seconds_left=left_s)
+        self._tell_in_pieces(FrameKind.EVENT, 0, dump_plain(event), RESULTS)
 
     def _end_session(self, client: ClientLink) -> None:
         """Forget a client. Its calls stay. Its requests, channels and shared state of the program end with it."""
@@ -372,6 +394,13 @@ class Head:
         if client is None or client.channel.is_attached:
             return False
         return time.monotonic() - self.contact_at > self._config.lease_s
+
+    @property
+    def why_ended(self) -> str:
+        """Reason of the end, in words."""
+        if self.ended.is_set():
+            return "because its program closed it"
+        return f"because no client came for {duration(self._detached_for_s)}"
 
     def _way_to(self, machine: Machine) -> Connect:
         """Return the function that opens a link to an agent: here by its socket, elsewhere by Ray or the client."""

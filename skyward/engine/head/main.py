@@ -24,6 +24,7 @@ from ...core.ownership import make_private_folder
 from ...node.agent.watchdog import Lease, guard
 from .door import Door
 from .head import Head
+from .last_words import write_last_words
 from .messages import HeadConfig
 from .plain import load_plain
 
@@ -85,6 +86,9 @@ def _run(config: HeadConfig, listener: socket.socket, path: str, lease: Lease | 
             renewed_at = head.contact_at
             lease.renew()
         head.tell_kept_output()
+        head.warn_of_end()
+    if head.is_detached:
+        write_last_words(config.folder, head.why_ended)
     door.close()
     head.close()
     return 0

@@ -37,6 +37,8 @@ class HeadConfig:
     """Folder of the node on the same machine, whose agent the head reaches without its client; empty: there is none."""
     detached_for_s: float = 0.0
     """Seconds that a detached pool goes on without a client. 0: the pool is not detached, and ends with its client."""
+    warning_s: float = 600.0
+    """Seconds before the end of a detached pool at which it warns."""
     attach_key: str = field(default="", repr=False)
     """Secret by which another client of a detached pool proves that it may attach."""
 

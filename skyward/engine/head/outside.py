@@ -1,6 +1,7 @@
-"""Starts a head from a login on its machine, so that it outlives the login.
+"""Starts a head from a login on its machine, so that it outlives the login; and its last words.
 
 python -S -E -s -c "...start()" FOLDER < pickled HeadConfig      prints one line of JSON, see `start_apart`
+python -S -E -s -c "...ended()" FOLDER WHY                       prints one line of JSON, see `read_last_words`
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 from ...core.ownership import make_private_folder
 from ...errors import SkywardError
 from ...node.agent.outside import start_apart
+from .last_words import read_last_words, write_last_words
 from .main import LENGTH
 
 _BOOT = """
@@ -33,4 +35,13 @@ def start() -> int:
     if started is None:
         return 1
     sys.stdout.write(json.dumps(started[0]) + "\n")
+    return 0
+
+
+def ended() -> int:
+    """Print the last words of a head; before, write them for one that was ended from outside, unless WHY is empty."""
+    folder, why = sys.argv[-2:]
+    if why:
+        write_last_words(folder, why)
+    sys.stdout.write(json.dumps(read_last_words(folder)) + "\n")
     return 0

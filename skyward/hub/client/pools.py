@@ -45,6 +45,7 @@ _KINDS: Mapping[type[Event], str] = {
     events.LinkRestored: "link.restored",
     events.CostUpdated: "cost",
     events.BudgetWarning: "budget.warning",
+    events.DetachmentWarning: "detachment.warning",
     events.Overlooked: "overlooked",
     events.EventsDropped: "events.dropped",
 }

@@ -1,0 +1,78 @@
+"""The end of a detached pool that has no client: its warning, and its last words."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from skyward.engine.dialler import CommandEnds, Dialler
+from skyward.engine.head.last_words import read_last_words, write_last_words
+from skyward.engine.head.messages import HeadConfig
+from skyward.engine.head.place import LocalHead
+from skyward.engine.head.relays import NoMachines
+from skyward.engine.hosted import HostedEngine
+from skyward.events import DetachmentWarning, Event
+from tests.waiting import until
+
+
+class _Known(LocalHead):
+    """Head that another client has started."""
+
+    def __init__(self, argv: tuple[str, ...]) -> None:
+        super().__init__()
+        self._argv = argv
+
+    def start(self, config: HeadConfig) -> tuple[str, ...]:
+        return self._argv
+
+
+def test_a_client_that_comes_late_is_warned_of_the_end(tmp_path: Path) -> None:
+    config = HeadConfig(
+        pool="train-1f2e3d4c",
+        folder=str(tmp_path / "head"),
+        cancel_grace_s=1.0,
+        lease_s=30.0,
+        starter=os.getpid(),
+        detached_for_s=3600.0,
+        warning_s=3599.9,
+        attach_key="k",
+    )
+    place = LocalHead()
+    argv = place.start(config)
+    try:
+        first = HostedEngine(config, _Known(argv))
+        first.start([], NoMachines())
+        assert look(argv) == (False, True)
+        first.leave()
+        until(lambda: look(argv) == (True, False))
+        events: list[Event] = []
+        second = HostedEngine(config, _Known(argv), emit=events.append, attaches=True)
+        second.start([], NoMachines())
+        until(lambda: bool(events))
+        (warning,) = events
+        assert isinstance(warning, DetachmentWarning)
+        assert warning.detached_for_s == 3600.0
+        assert warning.seconds_left < 3599.9
+        until(lambda: look(argv) == (False, True))
+        second.close()
+        until(lambda: bool(read_last_words(config.folder)))
+        assert read_last_words(config.folder)["why"] == "because its program closed it"
+    finally:
+        place.stop()
+
+
+def look(argv: tuple[str, ...]) -> tuple[bool, bool]:
+    """Return whether a head has warned of its end, and whether it has a client."""
+    dialler = Dialler(
+        lambda: CommandEnds(argv), role="look", pool="", node=0, peer="head", is_known=True, attach_key="k"
+    )
+    ends, facts = dialler.dial(20.0)
+    ends.close()
+    return facts["is_ending"], bool(facts["client"])
+
+
+def test_only_the_newest_last_words_are_kept(tmp_path: Path) -> None:
+    assert read_last_words(str(tmp_path / "train-0")) == {}
+    for number in range(25):
+        write_last_words(str(tmp_path / f"train-{number}"), "in a test")
+    assert len(list(tmp_path.iterdir())) == 20
