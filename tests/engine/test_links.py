@@ -213,7 +213,8 @@ def test_a_link_that_stays_cut_loses_the_node_and_its_agent_ends_by_itself(provi
     def hang() -> None:
         time.sleep(600)
 
-    for _ in range(3):  # a busy machine may take longer for each step
+    tries: list[tuple[bool, float]] = []
+    while len(tries) < 3:  # a busy machine may take longer for each step
         with sky.ComputePool(provider, nodes=1, logs=False) as pool:
             agent = Faults(pool).agent()
             future = hang() > pool
@@ -225,14 +226,15 @@ def test_a_link_that_stays_cut_loses_the_node_and_its_agent_ends_by_itself(provi
             with pytest.raises(NodeLost) as caught:
                 future.result(60)
             lasted_s = time.monotonic() - began
-            has_ended = not Path(f"/proc/{agent}").exists()
+            tries.append((not Path(f"/proc/{agent}").exists(), lasted_s))
             assert caught.value.started is None
             assert lasted_s > 3.0
             provider.mend()
             assert pid() >> pool  # on its successor
+        has_ended, lasted_s = tries[-1]
         if has_ended and lasted_s < 18.0:  # long before an attempt to dial gives up
             return
-    raise AssertionError(f"lost after {lasted_s:.1f} s, and its agent has ended: {has_ended}")
+    raise AssertionError(f"whether the agent has ended, and after how many seconds the node was lost: {tries}")
 
 
 def test_an_agent_that_dies_alone_is_a_lost_node_at_once(provider: Relayed) -> None:

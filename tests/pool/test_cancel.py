@@ -157,7 +157,7 @@ def test_a_call_that_swallows_the_interrupt_delivers_no_value(pool: sky.ComputeP
     until((tmp_path / "began").exists)
     future.cancel()
     with pytest.raises(concurrent.futures.CancelledError):
-        future.result(timeout=5)
+        future.result(timeout=60)
 
 
 def test_the_next_call_of_the_slot_is_not_interrupted(pool: sky.ComputePool) -> None:
@@ -341,29 +341,20 @@ def test_many_waiting_calls_are_cancelled_at_once_and_signals_are_handled_meanwh
 ) -> None:
     count = 20_000
     answered: list[float] = []
-    is_over = threading.Event()
-    main = threading.main_thread().ident
-    assert main is not None
     with sky.ComputePool(provider=sky.Local(), nodes=1, logs=False, console=False, cancel_grace_s=0.1) as pool:
         running = wait_for_ever(tmp_path / "notes") > pool
         began(tmp_path / "notes")
         futures = [sky.compute(abs)(-i) > pool for i in range(count)]
 
-        def press_again_and_again() -> None:
-            while not is_over.wait(0.002):
-                signal.pthread_kill(main, signal.SIGUSR1)
-
-        before = signal.signal(signal.SIGUSR1, lambda *_: answered.append(time.thread_time()))
-        presses = threading.Thread(target=press_again_and_again)
-        presses.start()
+        before = signal.signal(signal.SIGVTALRM, lambda *_: answered.append(time.thread_time()))
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.002, 0.002)  # by processor time: it comes on a busy machine too
         start = time.thread_time()
         try:
             engine_of(pool).cancel_all()
         finally:
             took = time.thread_time() - start
-            is_over.set()
-            presses.join()
-            signal.signal(signal.SIGUSR1, before)
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            signal.signal(signal.SIGVTALRM, before)
     assert took < 20  # a search in the queue for each of them takes minutes
     assert len(answered) > 2
     assert isinstance(running.exception(timeout=0), sky.errors.PoolClosed)

@@ -392,7 +392,7 @@ class TestEnds:
         until(lambda: lines_of(began))
         pool.close(cancel=True)
         with pytest.raises(PoolClosed):
-            future.result(timeout=1)
+            future.result(timeout=60)
 
 
 class TestCircles:

@@ -172,7 +172,7 @@ def test_a_call_that_dies_during_a_query_is_reported_as_gone(pool: sky.ComputePo
     with pytest.raises(ControlFailed) as caught:
         control.status()
     assert caught.value.is_gone
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     with pytest.raises(sky.errors.SlotLost):
         future.result()
     assert sky.compute(abs)(-1) >> pool == 1

@@ -38,9 +38,9 @@ def say(text):
 with sky.ComputePool(sky.Local(), nodes=2, cancel_grace_s=1) as pool:
     say(f"value {shout(5000) >> pool}")  # far more than a pipe takes
     began = time.monotonic()
-    for _ in range(80):
+    for _ in range(200):
         shout(1) >> pool
-    say(f"fast {time.monotonic() - began < 30}")  # half a second for each would be 40
+    say(f"fast {time.monotonic() - began < 90}")  # half a second for each would be 100
     try:
         sleep.with_options(timeout_s=0.3)(60) >> pool
     except sky.errors.TaskTimeout:
@@ -52,11 +52,11 @@ with sky.ComputePool(sky.Local(), nodes=2, cancel_grace_s=1) as pool:
 
     threading.Thread(target=interrupt).start()
     try:
-        sleep(60, began_file) >> pool
+        sleep(600, began_file) >> pool
     except KeyboardInterrupt:
         say("interrupted")
     began = time.monotonic()
-say(f"closed {time.monotonic() - began < 40}")
+say(f"closed {time.monotonic() - began < 90}")
 """
 
 

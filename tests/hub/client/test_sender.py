@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from skyward import hub
-from skyward.hub.client.sender import COMMANDS_S
+from skyward.hub.client.sender import BATCH_S, COMMANDS_S
 from skyward.hub.client.spool import logs_in
 from tests.waiting import until
 
@@ -50,12 +50,13 @@ def test_a_run_arrives_once_and_in_order_and_its_folder_goes(server: SmallHub, s
 def test_the_first_records_are_sent_at_once_and_later_ones_in_large_batches(server: SmallHub) -> None:
     run = hub.start_run()
     until(lambda: server.of(run.id, "run"))
-    before = server.batches
+    before, began = server.batches, time.monotonic()
     for step in range(30_000):
         run.log_metrics({"loss": 0.5}, step=step)
+    lasted_s = time.monotonic() - began
     assert run.flush(60)
     assert len(server.points(run.id, "loss")) == 30_000
-    assert server.batches - before < 40
+    assert server.batches - before < 40 + lasted_s / BATCH_S
     run.end()
 
 
@@ -67,14 +68,14 @@ def test_a_hub_that_is_away_comes_back_to_everything(
         hub.connect(first.url, TOKEN)
         run = hub.start_run()
         run.log_metrics({"loss": 1.0}, step=0)
-        assert run.flush(20)
+        assert run.flush(60)
     with caplog.at_level(logging.INFO, "skyward.hub"):
         for step in range(1, 100):
             run.log_metrics({"loss": 1.0}, step=step)
         until(lambda: "does not answer" in caplog.text)
         assert not run.flush(0.3)
         with small_hub(port_of(first), first):
-            assert run.flush(20)
+            assert run.flush(60)
             run.end()
         assert caplog.text.count("records wait in") == 1
         assert "answers again" in caplog.text
@@ -91,7 +92,7 @@ def test_close_says_what_is_unsent_and_where_and_sync_sends_it(spool: Path, capl
     began = time.monotonic()
     with caplog.at_level(logging.WARNING, "skyward.hub"):
         run.end(timeout_s=1)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30  # it would wait for a minute by itself
     assert f"4 records are not sent yet. They are in {run.folder}" in caplog.text
     assert f"skyward hub sync {run.folder}" in caplog.text
     with pytest.raises(hub_unreachable()):
@@ -170,7 +171,7 @@ def test_a_hub_that_lost_its_last_records_gets_them_again(server: SmallHub) -> N
     run = hub.start_run()
     for step in range(100):
         run.log_metrics({"loss": 0.5}, step=step)
-    assert run.flush(20)
+    assert run.flush(60)
     with server.lock:  # as after a restore of its database
         ((key, _),) = server.accepted.items()
         server.accepted[key] = 11
@@ -187,7 +188,7 @@ def test_a_record_that_the_hub_refuses_does_not_hold_up_the_others(
     run = hub.start_run()
     for step in range(50):
         run.log_metrics({"bad" if step == 17 else "loss": 0.5}, step=step)
-    assert run.flush(20)
+    assert run.flush(60)
     assert [step for step, _ in server.points(run.id, "loss")] == [step for step in range(50) if step != 17]
     assert "rename it" in caplog.text
     assert '"bad":0.5' in (run.folder / "refused.jsonl").read_text()
@@ -209,7 +210,7 @@ def test_a_wrong_token_loses_nothing_and_is_named(spool: Path, caplog: pytest.Lo
 def test_heartbeats_go_on_while_nothing_is_logged(server: SmallHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("skyward.hub.client.active.HEARTBEAT_S", 0.2)
     run = hub.start_run()
-    assert run.flush(20)
+    assert run.flush(60)
     before = server.batches
     until(lambda: server.batches >= before + 3)
     run.end()
@@ -226,7 +227,7 @@ def test_commands_arrive_within_two_seconds_and_are_acknowledged(server: SmallHu
         arrived.set()
 
     run.take_commands(take)
-    assert run.flush(20)
+    assert run.flush(60)
     server.command(run.id, 7, "save")
     assert arrived.wait(60)
     assert told[0] == (7, "save")
@@ -252,7 +253,7 @@ def test_logging_never_waits_for_a_hub_that_hangs(spool: Path) -> None:
             took.append(time.perf_counter() - began)
         assert sorted(took)[1000] < 0.001
         gate.set()
-        run.end(timeout_s=30)
+        run.end(timeout_s=60)
         assert len(server.points(run.id, "loss")) == 2000
 
 

@@ -119,7 +119,7 @@ def test_without_a_hub_of_the_program_a_run_is_a_folder_at_once(tmp_path: Path) 
         began = time.monotonic()
         with hub.start_run() as run:
             run.log_metrics({"loss": 1.0})
-        assert time.monotonic() - began < 5.0
+        assert time.monotonic() - began < 30.0
         return run.id, run.address is None
 
     with sky.ComputePool(sky.Local(), logs=False) as pool:

@@ -184,4 +184,4 @@ def test_many_wildcards_for_a_state_take_no_time(tracking: Tracking) -> None:
     began = time.monotonic()
     assert found(tracking, " AND ".join([f"status LIKE '{'%' * 16}x'"] * 100)) == ""
     assert found(tracking, "status ILIKE '%in_s%d'") == "1"
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60  # without care, longer than anybody waits
