@@ -257,7 +257,7 @@ def test_code_is_sent_once_and_only_changes_after_an_edit(scratch: ScratchNode, 
     scratch.sent.clear()
     began = time.monotonic()
     ready = make_ready(scratch, image, gathered(project, image), "c")
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     assert run_there(ready, "import m; print(m.VALUE)") == "2"
     assert len(scratch.sent) == 2
     assert sum(scratch.sent) < 100_000

@@ -50,7 +50,7 @@ def test_a_bare_machine_is_prepared_and_then_found_ready_in_one_round_trip(bare:
     events.clear()
     began = time.monotonic()
     assert make_ready(bare, image, events) == ready
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     assert len(bare.commands) == 1
     made = [event for event in events if isinstance(event, PhaseEnded) and not event.was_ready]
     assert [event.phase for event in made] == ["probe"]

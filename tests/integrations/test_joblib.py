@@ -116,10 +116,12 @@ def test_n_jobs_of_zero_is_refused(on_pool: sky.ComputePool) -> None:
 
 @pytest.mark.parametrize("n_jobs", [2, -3, 99])
 def test_at_most_n_jobs_calls_run_at_once(on_pool: sky.ComputePool, n_jobs: int) -> None:
-    spans = Parallel(n_jobs=n_jobs, batch_size=1)(delayed(span)(i) for i in range(16))
-    edges = sorted([(start, 1) for start, _ in spans] + [(end, -1) for _, end in spans])
-    running = np.cumsum([step for _, step in edges])
-    assert running.max() == joblib.effective_n_jobs(n_jobs)
+    most: list[int] = []
+    while len(most) < 3 and max(most, default=0) < joblib.effective_n_jobs(n_jobs):  # a busy machine may delay some
+        spans = Parallel(n_jobs=n_jobs, batch_size=1)(delayed(span)(i) for i in range(16))
+        edges = sorted([(start, 1) for start, _ in spans] + [(end, -1) for _, end in spans])
+        most.append(int(np.cumsum([step for _, step in edges]).max()))
+    assert max(most) == joblib.effective_n_jobs(n_jobs)
 
 
 def test_one_job_runs_here_as_in_joblib(on_pool: sky.ComputePool) -> None:

@@ -36,7 +36,7 @@ def beside() -> Iterator[SubprocessDispatcher]:
 
 def test_training_takes_as_long_as_alone_plus_one_evaluation(pool: sky.ComputePool) -> None:
     """N x T + E: evaluations on two nodes, each nearly as long as two intervals."""
-    count, interval_s, evaluation_s = 10, 0.6, 1.1
+    count, interval_s, evaluation_s = 10, 1.2, 2.2  # long, so that a slow machine adds little
     state = {"w": np.zeros(1_000_000, np.float32)}
     walls_s: list[float] = []
     with AsyncEvaluator(make, sleep_on, evaluation_s, compute=pool, load=load, gate="always") as evaluator:
