@@ -335,6 +335,13 @@ class DirectEngine:
             else:
                 self._dispatcher.submit(task, nodes, after_s=after_s)
 
+    def take_up(
+        self, task: Task, node: int, nodes: tuple[int, ...] | None, devices: tuple[int, ...] | None = None
+    ) -> None:
+        """Take a task that runs on a node already; see `TaskDispatcher.take_up`."""
+        with self.ledger:
+            self._dispatcher.take_up(task, node, nodes, devices)
+
     def submit_gang(self, gang: Gang) -> None:
         with self.ledger:
             self.ledger.require_open()

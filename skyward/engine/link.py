@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -122,8 +122,8 @@ class Readable:
         """
         return self.channel.receive()
 
-    def handled(self) -> None:
-        """Note that all frames so far were handled, with everything that follows from them at once."""
+    def handled(self, frames: Sequence[Frame]) -> None:
+        """Note that these frames were handled, with everything that follows from them at once. Called without lock."""
 
     def broke(self) -> bool:
         """Handle the end of the channel, without the ledger's lock. Return False to leave that to the reader."""
@@ -285,6 +285,8 @@ class NodeLink(Readable, LineEnd):
         self.stripes = 1
         """Number of channels that its link should have; see `engine.width`."""
         self.may_widen = dialler is not None and bool(facts.get("can_stripe"))
+        self.settle: Callable[[Sequence[Frame]], object] | None = None
+        """Function that tells the agent that these frames need not come again; None: nobody would want them."""
         self.has_notice = False
         """Whether the provider announced that it will take the machine back."""
         self._functions: OrderedDict[bytes, _Function] = OrderedDict()
@@ -535,6 +537,10 @@ class NodeLink(Readable, LineEnd):
         self.channel.close()
 
     # Coming in ------------------------------------------------------------------------------------------------------
+
+    def handled(self, frames: Sequence[Frame]) -> None:
+        if self.settle is not None and frames:
+            self.settle(frames)
 
     def receive(self) -> Iterator[Frame]:
         """Read once and yield the frames, except blobs: those are kept for the frame that needs them."""

@@ -41,6 +41,8 @@ class Opener:
         self._timeout_s = timeout_s
         self.way_to: Callable[[Machine], Connect | None] = _command
         """Function that returns how a machine's agent is reached; None: by its socket on this machine."""
+        self.hello: dict[str, Any] = {}
+        """Further fields of the greeting to remote nodes."""
         self._lock = threading.Lock()
         self._is_closed = False
         self._diallers: set[Dialler] = set()
@@ -60,7 +62,7 @@ class Opener:
             return NodeLink(machine.node, Channel(sock), facts)
         from .dialler import Dialler  # nodes on this machine do without
 
-        dialler = Dialler(way, role="client", pool=self._pool, node=machine.node)
+        dialler = Dialler(way, role="client", pool=self._pool, node=machine.node, **self.hello)
         with self._lock:
             if self._is_closed:
                 raise PoolClosed("pool: closed while it was starting; open a new one")

@@ -271,8 +271,8 @@ class Reader:
                     self._width.measured(link)
                 if link.is_narrow:
                     self._width.consider(link)
-        for link, _ in arrived:
-            link.handled()
+        for link, frames in arrived:
+            link.handled(frames)
 
     def _failed(self, link: Readable, error: Exception) -> None:
         if link.broke():

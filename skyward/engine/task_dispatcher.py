@@ -74,6 +74,8 @@ class TaskDispatcher:
         """Functions to call with the number of a task when it leaves the ledger, by task. Most calls have none."""
         self.on_cancelled: list[Callable[[int], object]] = []
         """Functions to call with the number of each task that is about to be stopped."""
+        self._taken_up: set[int] = set()
+        """Tasks that another engine has sent, with their functions and blobs."""
         self.on_wanted: Callable[[NodeLink], object] = lambda link: None
         """Function to call with the link of a node that needs blobs of other nodes."""
         self.actors: ActorQueues
@@ -117,6 +119,27 @@ class TaskDispatcher:
         else:
             actions = self._queue(task, nodes, parent, is_of_many=is_of_many)
             self.perform(actions, task if is_alone else None)
+
+    def take_up(
+        self, task: Task, node: int, nodes: tuple[int, ...] | None, devices: tuple[int, ...] | None = None
+    ) -> None:
+        """Take a task into the ledger that runs on a node already. Its time limit begins again.
+
+        Args:
+            task: The task, which another engine has sent there.
+            node: The node.
+            nodes: Nodes that may run it, if it runs again.
+            devices: Devices of the node that it has; None: those of its slot.
+        """
+        ledger = self._ledger
+        ledger.tasks[task.id] = task
+        self._taken_up.add(task.id)
+        task.attempt = 1
+        if task.options.allow_reruns:
+            task.rerun = Rerun(nodes, None, Retries(task.options))
+        if task.timeout_s is not None:
+            ledger.at(task.timeout_s, self._time_out, task.id, task.attempt)
+        ledger.scheduler.take_up(task.id, node, nodes=nodes, need=task.options.need, devices=devices)
 
     def _take_in(self, task: Task) -> None:
         """Submit a task that was left to this block, whose caller has its future already."""
@@ -361,6 +384,9 @@ class TaskDispatcher:
 
     def release(self, task: Task, node: int | None) -> None:
         """Let a node drop the function and blobs of a task."""
+        if task.id in self._taken_up:
+            self._taken_up.discard(task.id)
+            return
         link = self._ledger.links.get(node) if node is not None else None
         actor = self._ledger.actors.get(task.actor) if task.actor else None
         if actor is not None and actor.free_line(task):

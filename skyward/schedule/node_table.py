@@ -126,12 +126,12 @@ class NodeTable:
         """Put a node into its new places, after a change of its room or state."""
         self._changes.add(node)
 
-    def book(self, node: NodeEntry, need: Need | None) -> Booking | None:
-        """Take resources of a node. Call `refile` after it."""
+    def book(self, node: NodeEntry, need: Need | None, devices: tuple[int, ...] | None = None) -> Booking | None:
+        """Take resources of a node: these devices, or any. Call `refile` after it."""
         stock = node.stock
         if stock is None or (need is None and not stock.devices):
             return None
-        booking = stock.book(PLAIN if need is None else need)
+        booking = stock.book(PLAIN if need is None else need, devices)
         if stock.is_booked is not node.is_booked:
             node.set_kind()
             self.booked += 1 if node.is_booked else -1

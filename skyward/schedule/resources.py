@@ -235,12 +235,14 @@ class Stock:
         pairs = zip(self.devices, self.supply.devices, strict=True)
         return [own if _is_called(kind, accelerator) else 0 for own, kind in pairs]
 
-    def book(self, need: Need) -> Booking:
-        """Take the need, which fits."""
+    def book(self, need: Need, devices: tuple[int, ...] | None = None) -> Booking:
+        """Take the need, which fits. `devices`: those that it has already; None: choose them."""
         chosen: tuple[int, ...] | None = None
         amount = 0
         if need.devices == 0:
             chosen = () if self.devices else None
+        elif devices:
+            chosen, (_, amount) = devices, self._demand(need)
         elif need.devices or self._must_book(need):
             count, amount = self._demand(need)
             free = self._free(need.accelerator) if need.accelerator else self.devices

@@ -256,6 +256,29 @@ class Scheduler:
             self._waiting.make_ready(line)
         return self._place()
 
+    def take_up(
+        self,
+        task: int,
+        node: int,
+        *,
+        nodes: tuple[int, ...] | None = None,
+        need: Need | None = None,
+        devices: tuple[int, ...] | None = None,
+    ) -> None:
+        """Record a task that runs on a node already: the owner has it from another scheduler, which is gone.
+
+        Args:
+            task: Number of the task.
+            node: The node, which is there.
+            nodes: Nodes that it may go to, if it is lost and runs again.
+            need: Its resources, if it has any numbers of its own.
+            devices: Devices of the node that it has; None: those of its slot.
+        """
+        made = self._tasks[task] = TaskEntry(task, nodes, False, need=need)
+        made.node = self._nodes.by_id[node]
+        made.node.sent[task] = None if made.node.stock is None else self._nodes.book(made.node, need, devices)
+        self._nodes.refile(made.node)
+
     def submit_gang(
         self,
         gang: int,

@@ -251,6 +251,14 @@ class StreamChannel:
         heads = [(HEADER.unpack_from(frame), frame) for frame in frames]
         return [(head[4], frame[HEADER.size :]) for head, frame in heads if head[1] == kind and head[3] == 0]
 
+    def take_unsent(self, kind: int) -> list[tuple[int, int, bytes]]:
+        """Take the frames of a kind, without blobs, that no link has carried: number, lane and body. Oldest first."""
+        taken: list[tuple[int, int, bytes]] = []
+        for queue in self._out:
+            frames = [(HEADER.unpack_from(entry), entry) for entry in queue if isinstance(entry, bytes)]
+            taken += [(head[4], head[3], frame[HEADER.size :]) for head, frame in frames if head[1] == kind]
+        return taken
+
     @property
     def held_bytes(self) -> int:
         """Total size of blobs that are queued or not yet acknowledged."""

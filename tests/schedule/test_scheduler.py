@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from skyward.schedule.actions import Action, FailGang, FailTask, Recall, Refuse, Send, StartGang
 from skyward.schedule.node_table import SHORT_TASK_NS
+from skyward.schedule.resources import Need, Supply
 from skyward.schedule.scheduler import Scheduler
 
 AHEAD = 2
@@ -50,6 +51,17 @@ def nodes_of(actions: list[Action]) -> list[int]:
 
 def test_tasks_go_to_the_node_with_most_room() -> None:
     assert submit(up(1, 3), 3) == [Send(0, 1), Send(1, 1), Send(2, 0)]
+
+
+def test_a_task_that_runs_already_has_its_slot_and_its_devices() -> None:
+    scheduler = Scheduler()
+    scheduler.node_up(0, 2, Supply(cpus=2, memory_gib=1.0, devices=("A100", "A100")))
+    one = Need(devices=1000)
+    scheduler.take_up(7, 0, need=one, devices=(0,))
+    assert scheduler.submit(8, need=one) == [Send(8, 0, (1,))]
+    assert scheduler.submit(9, need=one) == []
+    assert scheduler.finished(7) == [Send(9, 0, (0,))]
+    assert scheduler.node_of(7) is None
 
 
 def test_a_task_waits_for_a_slot_and_gets_the_first_that_is_free() -> None:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from ...calls.futures import Future
 from ...calls.named_options import unpack_options
@@ -45,6 +45,8 @@ class ClientTask(Task):
     client: ClientCalls
     count: int = 1
     """Number of the user's calls that it contains."""
+    skip: int = 0
+    """Number of the next parts or items that the journal has already."""
 
     @property
     def calls(self) -> int:
@@ -57,10 +59,16 @@ class ClientTask(Task):
         self.client.value(FrameKind.RESULT, self.id, received, is_last=True)
 
     def on_part(self, received: Received) -> None:
-        self.client.value(FrameKind.PART, self.id, received)
+        self._add(FrameKind.PART, received)
 
     def on_item(self, received: Received) -> None:
-        self.client.value(FrameKind.ITEM, self.id, received)
+        self._add(FrameKind.ITEM, received)
+
+    def _add(self, kind: int, received: Received) -> None:
+        if self.skip:
+            self.skip -= 1
+        else:
+            self.client.value(kind, self.id, received)
 
     def on_input_credit(self, lane: int) -> None:
         self.client.link.tell_of_task(FrameKind.IN_CREDIT, self.id, lane=lane)
@@ -132,6 +140,17 @@ class _GangFuture(Future[Any]):
             self.client.outcome(gang.id, "gang failed", (failures, gang.past, len(gang.tasks)))
         else:
             self.client.outcome(self.call_id, "error", error)
+
+
+class HeldProgress(NamedTuple):
+    """Task that a node has, as its agent tells the next head; see `node.agent.held`."""
+
+    node: int
+    first: int
+    """Number of the task's frames before those that the agent sends again."""
+    credit: int
+    """Items that it was granted."""
+    devices: tuple[int, ...] | None
 
 
 @dataclass(eq=False, kw_only=True)
@@ -308,29 +327,49 @@ class ClientCalls:
             _order_of(frame.body, head, packed),
         )
 
-    def go_on(self, calls: Iterable[tuple[KeptCall, KeptOrder | None]]) -> None:
-        """Begin the open calls of a killed head that no node had got, and those with retries. Fail the others."""
+    def go_on(self, calls: Iterable[tuple[KeptCall, KeptOrder | None]], held: dict[int, HeldProgress] | None) -> None:
+        """Take up the open calls of a killed head.
+
+        A running call goes on. A call that no node has begins: an outcome would be in the journal. The ranks of a gang
+        died with its head, so it begins only if it has retries. All others fail.
+
+        Args:
+            calls: The calls, with what they need to begin.
+            held: Tasks that the nodes have; None: nobody knows. Tasks that go on are taken out.
+        """
         with self.engine.ledger:
             for call, order in calls:
-                if not self._begin_again(call, order):
+                if order is None or call.is_torn:
+                    self._died_with_head(call)
+                    continue
+                message, body = unpack_call(order.body)
+                packed = PackedCall(
+                    message.name, order.function, Encoded(body, order.blobs), unpack_options(message.options)
+                )
+                progress = None if held is None else held.pop(call.number, None)
+                may_have_run = message.gang is not None or held is None
+                if progress is not None:
+                    self._take_up(call, message, packed, progress)
+                elif call.state == "waiting" or not may_have_run:
+                    self._begin_again(call, message, packed)
+                elif (options := _with_a_retry_less(message, packed.options)) is not None:
+                    self._begin_again(call, message, packed._replace(options=options))
+                else:
                     self._died_with_head(call)
 
-    def _begin_again(self, call: KeptCall, order: KeptOrder | None) -> bool:
-        """Begin a call of a killed head. Return False if it must not run again, or if something for that is lost."""
-        if order is None or call.is_torn:
-            return False
-        message, body = unpack_call(order.body)
-        options: CallOptions | None = unpack_options(message.options)
-        if options is not None and call.state != "waiting":
-            options = _with_a_retry_less(options) if message.may_move and not message.handles_loss else None
-        if options is None:
-            return False
-        packed = PackedCall(message.name, order.function, Encoded(body, order.blobs), options)
+    def _begin_again(self, call: KeptCall, message: CallMessage, packed: PackedCall) -> None:
         try:
             self._begin(call.number, message, packed)
         except SkywardError as error:
             self.outcome(call.number, "error", error)
-        return True
+
+    def _take_up(self, call: KeptCall, message: CallMessage, packed: PackedCall, progress: HeldProgress) -> None:
+        """Go on with a call that a node has. Leave out the frames that the journal has."""
+        task = self._task(call.number, message, packed)
+        task.skip = max(0, call.count - progress.first)
+        self.engine.take_up(task, progress.node, message.nodes, progress.devices)
+        if call.form == "stream" and call.first > progress.credit:
+            self.engine.streams.grant(call.number, call.first - progress.credit)
 
     def _died_with_head(self, call: KeptCall) -> None:
         if call.form == CHUNK:  # its map decides which of its calls run again
@@ -529,8 +568,10 @@ def _form_of(message: CallMessage, head: TaskHead) -> str:
     return "stream" if head.mode == Mode.STREAM else "value"
 
 
-def _with_a_retry_less(options: CallOptions) -> CallOptions | None:
+def _with_a_retry_less(message: CallMessage, options: CallOptions) -> CallOptions | None:
     """Return the options of a call that was lost with its head, with one retry less; None if no retry is left."""
+    if message.handles_loss or not message.may_move:
+        return None
     for name in ("retries_on_loss", "retries", "max_restarts"):
         left = getattr(options, name)
         if left > 0:

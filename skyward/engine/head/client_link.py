@@ -6,7 +6,7 @@ To its client a head is as an agent to its head: functions and blobs are sent on
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from ...errors import InternalError
 from ...wire.blobs import DIGEST_SIZE, Blob
@@ -71,7 +71,7 @@ class ClientLink(Readable):
             ends.close()
         return True
 
-    def handled(self) -> None:
+    def handled(self, frames: Sequence[Frame]) -> None:
         """Acknowledge frames to the client only now: their calls are in the journal, or were taken out of it."""
         self.channel.confirm()
 

@@ -15,7 +15,8 @@ import pickle
 import resource
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,16 +27,16 @@ from ...events import DetachmentWarning, Event, NodeLost
 from ...values.machine import LogLine, Machine, Machines
 from ...values.secret import Secret, masking
 from ...wire.channel import CONTROL, RESULTS
-from ...wire.frames import PROTOCOL_VERSION, Frame, FrameKind
+from ...wire.frames import PROTOCOL_VERSION, SETTLED_KINDS, Frame, FrameKind
 from ...wire.stream import StreamChannel
 from ...wire.task_channel import pieces_of
 from ..dialler import CommandEnds, Connect
 from ..direct import DirectEngine
 from ..lender import command_to
-from ..link import Readable
+from ..link import NodeLink, Readable
 from ..ray.driving import DriverOrder, RayDriver
 from ..ray.links import RayWays
-from .client_calls import ClientCalls
+from .client_calls import ClientCalls, HeldProgress
 from .client_link import ClientLink
 from .door import LinkRefused, PassedEnds
 from .journal import HeadJournal
@@ -99,7 +100,8 @@ class Head:
         self._ledger = engine.ledger
         self._references = ClientReferences(engine.builder.next_id)
         self._lent = LentLinks(engine.builder.next_id, partial(self._tell, priority=RESULTS))
-        engine.nodes.on_up.append(lambda _: self._tell_facts())
+        engine.nodes.opener.hello = {"settles": True} if self.is_detached else {}
+        engine.nodes.on_up.append(self._on_up)
         engine.actors.find = self._find_actor
         engine.nested_calls.finds_apart = True
         self._relay = engine.channels
@@ -236,12 +238,40 @@ class Head:
     def go_on(self) -> None:
         """Go on where an earlier process was killed. Raises NodeError if the node cannot be reached."""
         assert self._kept is not None
-        if machines := self._kept.state.get("machines"):
-            self.engine.use(load_plain(machines), self._machines)
         nobody = ClientLink(self._ledger, StreamChannel(checks_blobs=True), self._references.named)
         self._calls = self._calls_of(nobody)
-        self._calls.go_on(self._unfinished)
+        with self._ledger:  # so that no frame of a node is handled before its task is known
+            if machines := self._kept.state.get("machines"):
+                self.engine.use(load_plain(machines), self._machines)
+            held = self._held()
+            self._calls.go_on(self._unfinished, held)
+            for number, progress in (held or {}).items():  # it was cancelled, cannot go on, or another task called it
+                grace = int(self._config.cancel_grace_s * 10)
+                self._ledger.tell(progress.node, FrameKind.CANCEL, number, lane=grace)
         self._unfinished = []
+
+    def _held(self) -> dict[int, HeldProgress] | None:
+        """Return the tasks that the nodes had from an earlier process of this head; None if a node did not say."""
+        held: dict[int, HeldProgress] = {}
+        told = {node: link.facts.pop("held", None) for node, link in self._ledger.links.items()}
+        for node, tasks in told.items():
+            for number, (first, credit, devices) in (tasks or {}).items():
+                held[int(number)] = HeldProgress(node, first, credit, None if devices is None else tuple(devices))
+        return None if None in told.values() else held
+
+    def _settle(self, link: NodeLink, frames: Sequence[Frame]) -> None:
+        """Tell an agent how many frames of its tasks are in the journal, or of no use to any head."""
+        counts = Counter(frame.ident for frame in frames if frame.kind in SETTLED_KINDS)
+        with self._ledger:
+            for task, count in counts.items():
+                link.send(FrameKind.SETTLED, task, count.to_bytes(4, "little"))
+            self._ledger.dirty.add(link)
+
+    def _on_up(self, node: int) -> None:
+        if self.is_detached:
+            link = self._ledger.links[node]
+            link.settle = partial(self._settle, link)
+        self._tell_facts()
 
     def _register(self) -> None:
         """Handle the frames of whoever is the client."""

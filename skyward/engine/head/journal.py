@@ -80,7 +80,7 @@ class HeadJournal:
             os.close(self._fd)
 
     def read(self) -> list[JournalRecord]:
-        """Return all records that are not over, in order, and cut off an incomplete last one."""
+        """Return all records in order, also those that are over, and cut off an incomplete last one."""
         records: list[JournalRecord] = []
         at = 0
         with open(self._path, "rb") as file:
@@ -91,8 +91,7 @@ class HeadJournal:
                 content = file.read(length)
                 if zlib.crc32(content) != checksum:
                     break
-                if mark != OVER:
-                    records.append(JournalRecord(at, mark, content))
+                records.append(JournalRecord(at, mark, content))
                 at += _HEAD.size + length
         os.ftruncate(self._fd, at)
         self.size = at

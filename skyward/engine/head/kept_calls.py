@@ -260,13 +260,16 @@ class KeptCalls:
         """Read the calls and the state of an earlier process, if there was one. Return the calls without an outcome.
 
         They come with everything that they need to begin, if the journal has it. The frames of one that a node had got
-        stay only if they are items of a stream: the user sees each of these.
+        stay only if they are items of a stream, or parts of a chunk: these are final.
         """
         orders: dict[int, tuple[bytes, tuple[BlobName, ...]]] = {}
         functions: dict[bytes, WireFunction] = {}
         for at, mark, content in self._journal.read():
             kind, *fields = load_plain(content)
-            if kind == "state":
+            if mark == OVER:
+                if kind == "frame" and fields[0] in self._calls:  # it was taken, and counts
+                    self._count(self._calls[fields[0]], fields[-1] + 1)
+            elif kind == "state":
                 (self.state,), self._state_at = fields, at
             elif kind == "function":
                 digest, body, names = fields
@@ -316,7 +319,13 @@ class KeptCalls:
     def _restore_count(self, at: int, number: int, count: int) -> None:
         call = self._calls.get(number)
         if call is not None:
-            call.count, call.count_at = max(call.count, count), at
+            call.count_at = at
+            self._count(call, count)
+
+    @staticmethod
+    def _count(call: KeptCall, count: int) -> None:
+        """Note that a call has at least `count` frames."""
+        call.count = max(call.count, count)
 
     def _restore_frame(
         self,
@@ -339,16 +348,20 @@ class KeptCalls:
             call.count = _BEYOND
             return
         call.frames.append(KeptFrame(kind, body, blobs, lane, flags, is_last, at, index))
-        call.count = max(call.count, index + 1)
+        self._count(call, index + 1)
         if is_last:
             call.state = "failed" if has_failed else "done"
 
     def _has_outcome(self, call: KeptCall) -> bool:
         """Return whether a call has ended with a value that is still there. Otherwise drop the parts of one."""
-        if call.is_over and not any(frame.flags & KEPT for frame in call.frames):
-            return True
+        if call.is_over:
+            if not any(frame.flags & KEPT for frame in call.frames):
+                return True
+            self._tear(call)  # it has run, so it must not begin again
         call.state = "waiting" if not call.frames else "running"
-        stays = (FrameKind.SENT, FrameKind.ITEM) if call.form == "stream" else (FrameKind.SENT,)
+        stays = {"stream": (FrameKind.SENT, FrameKind.ITEM), CHUNK: (FrameKind.SENT, FrameKind.PART)}.get(
+            call.form, (FrameKind.SENT,)
+        )
         for frame in call.frames:
             if frame.kind not in stays or frame.flags & KEPT:
                 self._mark(frame.at, OVER)

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ...errors import RendezvousFailed
+from ...errors import NodeLost, RendezvousFailed
 from ...wire.channel import Channel
 from ...wire.ends import CAN_STRIPE
 from ...wire.frames import PROTOCOL_VERSION, Frame, FrameKind
@@ -18,6 +18,7 @@ from .complaints import complain
 from .devices import find_devices
 from .facts import node_facts
 from .first_zygote import FirstZygote
+from .held import HeldFrames
 from .limit_groups import find_enforcement
 from .loop import EventLoop
 from .node_tasks import NodeTasks
@@ -91,7 +92,8 @@ class Agent:
             FrameKind.HOLD: tasks.on_hold,
             FrameKind.UNHOLD: tasks.on_unhold,
             FrameKind.SLOT_CONFIG: tasks.on_topology,
-            FrameKind.CREDIT: placing.pass_on,
+            FrameKind.SETTLED: tasks.on_settled,
+            FrameKind.CREDIT: tasks.on_credit,
             FrameKind.CLOSE: tasks.on_close,
             FrameKind.IN_ITEM: placing.pass_on,
             FrameKind.IN_END: placing.pass_on,
@@ -183,15 +185,37 @@ class Agent:
         if session.role == "task":
             self._questions.answers(session, hello["task"])
         if session.role == "client" and session is not self._tasks.client:
-            before = self._tasks.client
-            is_another = before is not None and before.token not in ("", token)
-            if is_another:  # the scheduler was killed, and another one has begun
-                self._tasks.forget_client()
-            self._tasks.client = session
-            self._notice.again()
-            if before is not None and before.token:  # only a session with a token could have come back
-                before.close()
+            self._welcome_client(session, hello, facts)
+            return
         session.greet(FrameKind.WELCOME, json.dumps({**facts, "received": session.received}).encode())
+
+    def _welcome_client(self, session: Session, hello: dict[str, Any], facts: dict[str, Any]) -> None:
+        """Take another session of a client, or the first one."""
+        before = self._tasks.client
+        is_other = before is not None and before.token not in ("", session.token)
+        if before is not None and (is_other or self._tasks.held is not None):  # a scheduler was killed
+            facts |= self._change_client(before, session)
+        if hello.get("settles") and self._tasks.held is None:
+            self._tasks.held = HeldFrames()
+        self._tasks.client = session
+        self._notice.again()
+        if before is not None and before.token:  # only a session with a token could have come back
+            before.close()
+        session.greet(FrameKind.WELCOME, json.dumps({**facts, "received": session.received}).encode())
+        if self._tasks.held is not None:
+            self._tasks.held.send_again(session.send_result)
+
+    def _change_client(self, before: Session, session: Session) -> dict[str, Any]:
+        """Leave the tasks of a client that is gone to the next one. Return what it is told of them."""
+        if self._tasks.held is None:
+            self._tasks.forget_client()
+            return {}
+        before.drain()  # tasks may still be on their way
+        gone = NodeLost("pool: its head was killed, and this call with it; make it again", node=self._config.node)
+        self._nested.fail_open(gone)
+        self._channels.end_open()
+        session.take_output(before)
+        return {"held": self._tasks.hand_over(self._tasks.held)}
 
     def _on_stripe(self, session: Session, hello: dict[str, Any]) -> None:
         """Add a channel to the client's link, unless that link is gone."""

@@ -83,10 +83,11 @@ class NodeBlobs:
             blob.close()
             self.on_closed(digest)
 
-    def clear(self) -> None:
-        """Drop all blobs."""
+    def clear(self, *, but: frozenset[bytes] = frozenset()) -> None:
+        """Drop all blobs but some."""
         for digest, times in list(self._added.items()):
-            self.drop(digest, times)
+            if digest not in but:
+                self.drop(digest, times)
 
     def __contains__(self, digest: object) -> bool:
         return digest in self._in_memory or digest in self._spilled

@@ -45,6 +45,11 @@ class GrantedSlots:
         """Note the grant of a task that is about to come."""
         self._grants[task] = grant
 
+    def devices_of(self, task: int) -> tuple[int, ...] | None:
+        """Return the devices that a task was granted; None: those of its slot."""
+        grant = self._grants.get(task)
+        return None if grant is None else grant.devices
+
     def forget(self, task: int) -> None:
         if self._grants:
             self._grants.pop(task, None)

@@ -25,6 +25,7 @@ from .complaints import complain
 from .devices import NodeDevices
 from .first_zygote import FirstZygote
 from .granted import GrantedSlots
+from .held import HeldFrames
 from .limit_groups import Enforcement
 from .loop import EventLoop
 from .losses import Losses
@@ -43,6 +44,7 @@ _AGAIN_S = 1.0
 _RANK_ENDS_S = 5.0
 """Time for a rank's process to exit after its last frame, in seconds; a user's thread may keep it alive forever."""
 _FINAL = (FrameKind.RESULT, FrameKind.ERROR)
+_VALUES = (FrameKind.ITEM, FrameKind.PART, FrameKind.BLOB)
 
 
 class NodeTasks:
@@ -79,6 +81,8 @@ class NodeTasks:
         self._processes = Processes(loop, config, on_forked=self._on_forked, on_dead=self.on_slot_dead, first=first)
         self._watch = RankWatch(loop, lambda task, body: self.send(FrameKind.STACK, task, body, lane=1))
         self._topology = b""
+        self.held: HeldFrames | None = None
+        """Frames for the next client; None: there is none after this one."""
         self._failed_ranks: dict[int, bytes] = {}
         """Bodies of LOST frames for ranks that died before their task arrived."""
 
@@ -106,6 +110,33 @@ class NodeTasks:
         for slot in self._all_slots():
             if slot.running or slot.actor or slot.rank is not None:
                 self._processes.kill(slot)
+
+    def hand_over(self, held: HeldFrames) -> dict[int, tuple[int, int, tuple[int, ...] | None]]:
+        """Leave the tasks that run here to the next client, and return what it must know of each.
+
+        Tasks that have not begun are dropped, because that client sends them again. Actors and ranks end.
+
+        Returns:
+            `HeldFrames.progress` and the devices, by task.
+        """
+        self.on_client_gone()
+        for slot in self._all_slots():
+            if slot.actor or slot.rank is not None:
+                for task in slot.running:
+                    held.forget(task)
+                self._processes.kill(slot)
+        self.placing.clear(but=held.kept)
+        running = [task for slot in self.placing.slots for task in slot.running]
+        return {task: (*held.progress(task), self._granted.devices_of(task)) for task in (*running, *held)}
+
+    def on_settled(self, frame: Frame) -> None:
+        if self.held is not None:
+            self.held.settle(frame.ident, int.from_bytes(frame.body, "little"))
+
+    def on_credit(self, frame: Frame) -> None:
+        if self.held is not None and frame.ident in self.placing.by_task:
+            self.held.grant(frame.ident, int.from_bytes(frame.body, "little"))
+        self.placing.pass_on(frame)
 
     def _all_slots(self) -> list[SlotProcess]:
         return [*self.placing.slots, *self.placing.ranks.values(), *self.placing.actors.values()]
@@ -251,7 +282,7 @@ class NodeTasks:
                 self._read_output(slot, flush=False)
             if slot.kept:
                 frame = self._settle_kept(slot, frame)
-            self.forward(frame)
+            self._deliver(frame)
             if kind == FrameKind.RESULT:
                 self.placing.took(elapsed_ns(frame.body))
             self.placing.ended(slot, frame.ident)
@@ -267,7 +298,7 @@ class NodeTasks:
         elif kind != FrameKind.READY:
             if kind == FrameKind.ITEM:
                 self._read_output(slot, flush=False)
-            self.forward(frame)
+            (self._deliver if kind in _VALUES else self.forward)(frame)
 
     def _settle_kept(self, slot: SlotProcess, frame: Frame) -> Frame:
         """Hand the blobs of a value that stays here over to the client. Without room for one, return an error."""
@@ -307,6 +338,23 @@ class NodeTasks:
             else:
                 for passed in self.spool.pass_on(frame, client.held_bytes):
                     client.send_result(passed)
+        if frame.fd >= 0:
+            os.close(frame.fd)
+
+    def _deliver(self, frame: Frame) -> None:
+        """Send a frame that brings a value of a task, or its end, and hold it for the next client."""
+        held = self.held
+        if held is None:
+            self.forward(frame)
+            return
+        held_bytes = 0 if self.client is None else self.client.held_bytes
+        for passed in self.spool.pass_on(frame, held_bytes):
+            try:
+                held.add(passed)
+            except OSError as error:  # no descriptor is left: this client gets it, but no other one could
+                complain(self._config.node, f"agent cannot hold a value for another client: {error.strerror}")
+            if self.client is not None:
+                self.client.send_result(passed)
         if frame.fd >= 0:
             os.close(frame.fd)
 
@@ -460,7 +508,7 @@ class NodeTasks:
         self.spool.forget(task)
         self._granted.forget(task)
         if self.client is not None:
-            self.client.send_result(Frame(FrameKind.LOST, 0, 0, task, body))
+            self._deliver(Frame(FrameKind.LOST, 0, 0, task, body))
 
     def _on_rank_dead(self, slot: SlotProcess, code: int) -> None:
         for task, rank in list(self.placing.ranks.items()):

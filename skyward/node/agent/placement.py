@@ -358,8 +358,8 @@ class Placement:
                 self._put_on_shelf(slot, pending)
             self.flush(slot)
 
-    def clear(self) -> None:
-        """Forget all tasks that have not begun, and drop all blobs."""
+    def clear(self, *, but: frozenset[bytes] = frozenset()) -> None:
+        """Forget all tasks that have not begun, and drop all blobs but some."""
         for slot in (*self.slots, *self.actors.values()):
             if slot.shelved:
                 self.take_back(slot)
@@ -367,7 +367,7 @@ class Placement:
             for pending in line:
                 self._granted.forget(pending.frame.ident)
             line.clear()
-        self._blobs.clear()
+        self._blobs.clear(but=but)
 
     def took(self, elapsed_ns: int) -> None:
         """Record how long a task took."""

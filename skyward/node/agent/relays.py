@@ -132,7 +132,7 @@ class CallRelay:
         for digest in self._kept.pop(call, ()):
             self._placing.drop(digest)
 
-    def _tell(self, call: int, error: OSError) -> None:
+    def _tell(self, call: int, error: BaseException) -> None:
         session = self._sessions.pop(call)
         self._ended(call)
         failure, _ = encode_exception(error)
@@ -151,6 +151,12 @@ class CallRelay:
         self._ended(frame.ident)
         if session is not None:
             session.send_result(frame)
+
+    def fail_open(self, error: BaseException) -> None:
+        """Fail the open calls, because the client that knew them is gone."""
+        for call in list(self._sessions):
+            self._drop(call)
+            self._tell(call, error)
 
     def closed(self, session: Session) -> None:
         """Withdraw the open calls of a session whose task or process has ended."""
@@ -184,6 +190,12 @@ class ChannelRelay:
             session.send_result(frame)
         if frame.kind == FrameKind.END_CHANNEL:
             self._sessions.pop(frame.ident, None)
+
+    def end_open(self) -> None:
+        """End the open channels for their tasks, because the client that knew them is gone."""
+        for number, session in self._sessions.items():
+            session.send_result(Frame(FrameKind.END_CHANNEL, 0, 0, number, b""))
+        self._sessions.clear()
 
     def closed(self, session: Session) -> None:
         """End the channels of a session whose task or process has ended."""

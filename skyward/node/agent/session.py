@@ -114,7 +114,7 @@ class Session:
             self.close()
             return
         # When the stub ends, so has its stream. But frames may still be in the pipe: read these first.
-        self._on_close = lambda _: session._drain()
+        self._on_close = lambda _: session.drain()
         channel.greet(MAGIC)
         session.flush()
 
@@ -141,7 +141,7 @@ class Session:
         other.is_closed = True
         ends = other._channel.release()
         assert isinstance(ends, _PassedEnds)
-        ends.stub._on_close = lambda _: self._drain()  # frames in the pipe belong to this session now
+        ends.stub._on_close = lambda _: self.drain()  # frames in the pipe belong to this session now
         return ends
 
     def widen(self, other: Session, stripe: int, stripes: int) -> None:
@@ -169,6 +169,14 @@ class Session:
             self._channel.detach()
         self._drop_stripes()
 
+    def take_output(self, other: Session) -> None:
+        """Take the output that another session has not sent."""
+        assert isinstance(other._channel, StreamChannel)
+        for task, stream, text in other._channel.take_unsent(FrameKind.LOG):
+            self._logs.add(task, stream, text)
+        for task, stream, text in other._logs.take():
+            self._logs.add(task, stream, text)
+
     def _drop_stripes(self) -> None:
         stripes, self._stripes = self._stripes, {}
         for ends in stripes.values():
@@ -178,8 +186,8 @@ class Session:
         self._set_blocked(False)
         self._loop.forget(self._channel)
 
-    def _drain(self) -> None:
-        """Read what a stub that has ended left in the stream, and drop the link."""
+    def drain(self) -> None:
+        """Read what a peer that has ended left in the stream, and drop the link."""
         channel = self._channel
         assert isinstance(channel, StreamChannel)
         while not self.is_closed and channel.is_attached:
