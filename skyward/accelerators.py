@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, field, replace
 
 from .core.frozenmap import FrozenMap
+from .core.records import dataclass
 from .core.signatures import checked_options
 from .core.spellings import suggestion
 from .errors import UsageError

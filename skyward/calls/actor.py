@@ -11,10 +11,11 @@ import inspect
 import types
 from collections.abc import Callable
 from concurrent.futures import Future as StdFuture
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
 from ..accelerators import Accelerator
+from ..core.records import dataclass
 from ..core.signatures import check_arguments, checked_options
 from ..core.spellings import no_attribute
 from ..core.unrun import Unrun, short

@@ -7,9 +7,10 @@ import inspect
 import types
 import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Protocol, Self, TypeVar, cast
 
+from ..core.records import dataclass
 from ..core.signatures import check_arguments
 from ..core.spellings import no_attribute
 from ..errors import UsageError

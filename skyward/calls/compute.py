@@ -12,7 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future as StdFuture
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from types import FunctionType, MethodType
 from typing import (
     TYPE_CHECKING,
@@ -32,6 +32,7 @@ from typing import (
 
 from ..accelerators import Accelerator
 from ..core.html import card
+from ..core.records import dataclass
 from ..core.signatures import check_arguments, innermost, name_of
 from ..core.spellings import no_attribute
 from ..core.unrun import Unrun, short

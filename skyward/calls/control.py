@@ -11,9 +11,10 @@ import re
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any, Literal, Protocol, Self
 
+from ..core.records import dataclass
 from ..errors import ControlFailed, UsageError
 
 COMMANDS = ("graceful_stop", "save_checkpoint", "save_and_stop", "abort", "status")

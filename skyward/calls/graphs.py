@@ -15,11 +15,12 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import Any
 
 from ..core import interrupts
+from ..core.records import dataclass
 from ..errors import PoolClosed, UsageError
 from ..values.ref import Ref, Spliced, held_by
 from .compute import PendingCompute

@@ -5,8 +5,9 @@ Each function is pickled as a class of this module and plain data. So a call cos
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+from ..core.records import dataclass
 
 _objects: list[Any] = []
 """The object of this process, once it was constructed."""

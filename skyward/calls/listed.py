@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from ..core.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import pickle
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 from ..core.classes import class_path
+from ..core.records import dataclass
 from .options import CallOptions
 
 _NAMES = tuple(field.name for field in fields(CallOptions) if field.name != "retry_on")

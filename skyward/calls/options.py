@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ..accelerators import Accelerator
 from ..core.bounds import is_positive
+from ..core.records import dataclass
 from ..core.signatures import checked_options, repeated
 from ..core.spellings import advice
 from ..errors import UsageError

@@ -9,8 +9,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
+
+from ..core.records import dataclass
 
 _LINGER_S = 1.0
 """Seconds that a node shows a call that has ended. Without them a node with short calls would flicker."""

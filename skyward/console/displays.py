@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from ..core.records import dataclass
 from ..values.displays import Display
 from ..values.machine import LogLine
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from .. import events as told
+from ..core.records import dataclass
 from .words import calls_summary, duration, usd
 
 State = Literal["waiting", "coming", "ready", "cut", "failed", "lost", "gone"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from ..core.records import dataclass
 
 _NODE_COLOURS = (31, 133, 71, 136, 68, 37, 97, 101)
 """Of xterm's 256 colours: tones that stand out from black and from white alike. Red is left to failures."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal
+
+from .records import dataclass
 
 UNIFIED = "cgroup2"
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..calls.futures import Future
 from ..calls.options import CallOptions
 from ..core.printable import printable
+from ..core.records import dataclass
 from ..errors import GangHung, RendezvousFailed, TaskTimeout
 from ..values.devices import Grant, share, shared_view
 from ..values.launch import RankValues

@@ -6,9 +6,10 @@ import itertools
 import linecache
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
+from ..core.records import dataclass
 from ..errors import GangHung, TaskTimeout
 
 _FRAMEWORKS = ("-packages/torch/", "-packages/jax/", "-packages/jaxlib/", "-packages/tensorflow/")

@@ -8,12 +8,12 @@ know was never begun, because a head journals a call first. So the client sends 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from ..calls.futures import Future
 from ..calls.named_options import pack_options
+from ..core.records import dataclass
 from ..errors import NodeLost, UsageError
 from ..values.launch_facts import LaunchFacts
 from ..wire.channel import CONTROL

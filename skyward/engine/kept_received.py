@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol
 
+from ..core.records import dataclass
 from ..values.ref import Pickled, Ref, load
 from ..wire.blobs import Blob
 from .tasks import Received

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from itertools import islice
 from typing import Any
 
 from ..calls.futures import Future, refuse_to_wait, values_of
+from ..core.records import dataclass
 from ..errors import PoolClosed, RefLost, UsageError
 from ..values.ref import Elsewhere, Pickled, Ref
 from ..wire.blobs import DIGEST_SIZE, Blob

@@ -12,11 +12,11 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..core import interrupts
 from ..core.limits import default_blob_limit
+from ..core.records import dataclass
 from ..values.devices import Device, NodeResources
 from ..wire.blobs import Blob, has_room_for_files
 from ..wire.channel import BLOBS, Channel, ChannelClosed

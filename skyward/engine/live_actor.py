@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 from ..calls.futures import Future
 from ..console.activity import ActorWork
+from ..core.records import dataclass
 from ..schedule.resources import Need
 from ..values.devices import Grant
 from ..wire.tasks import CallKind, actor_place

@@ -11,8 +11,8 @@ full time to answer again.
 from __future__ import annotations
 
 import select
-from dataclasses import dataclass
 
+from ..core.records import dataclass
 from .link import NodeLink
 from .link_times import LINK_TIMES, LinkTimes
 

@@ -7,12 +7,13 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..console.displays import DisplayLine
 from ..console.logs import Part
 from ..core.printable import coloured, printable_lines
+from ..core.records import dataclass
 from ..values.machine import LogLine
 from ..wire.displays import DisplayJoiner
 from .tasks import Task

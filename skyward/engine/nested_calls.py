@@ -16,11 +16,11 @@ import pickle
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from ..calls.futures import joined
+from ..core.records import dataclass
 from ..errors import InternalError, RefLost, SkywardError, UsageError
 from ..schedule.actions import Refuse
 from ..wire.blobs import DIGEST_SIZE, Blob, blob_digest, content_digest

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from ..calls.options import CallOptions
+from ..core.records import dataclass
 from ..wire.failures import EncodedFailure
 
 _LONGEST_S = 300.0

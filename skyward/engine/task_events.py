@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
 
+from ..core.records import dataclass
 from ..events import (
     DeviceUsage,
     Emit,

@@ -7,7 +7,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar, Generic, TypeVar
 
 from ..calls.futures import Future, refuse_to_wait
@@ -16,6 +16,7 @@ from ..calls.undecoded import Undecoded
 from ..core import interrupts
 from ..core.limits import file_limit, memory_bytes
 from ..core.printable import printable_lines
+from ..core.records import dataclass
 from ..core.user_lines import drop_our_frames
 from ..errors import NodeError, NodeLost, OutOfMemory, Preempted, SlotLost, UsageError
 from ..values.devices import Grant

@@ -11,8 +11,9 @@ import ipaddress
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from ..core.records import dataclass
 from ..events import Emit, ValueRerouted
 from ..wire.blobs import Blob
 from ..wire.frames import Frame, FrameKind

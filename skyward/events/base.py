@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from ..core.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

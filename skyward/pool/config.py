@@ -30,7 +30,6 @@ Files of other users are refused unless `SKYWARD_TRUST` names them; see `skyward
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import os
 import tomllib
@@ -40,6 +39,7 @@ from typing import Any, get_type_hints
 
 from ..accelerators import Accelerator
 from ..core.ownership import check_file
+from ..core.records import dataclass
 from ..core.spellings import advice, foreign, suggestion
 from ..errors import MissingDependency, SkywardError, UsageError
 from ..providers import is_provider, load, provider_names
@@ -165,7 +165,7 @@ def _project_file(here: Path) -> Path | None:
     return None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _Config:
     """All files merged. `origins` maps the path of each key to the file that set it last."""
 

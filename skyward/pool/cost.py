@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from ..core.records import dataclass
 from ..errors import BudgetExceeded
 from ..events import BudgetWarning, CostUpdated, Emit, Event, InstanceLaunched, InstanceTerminated
 from ..values.machine import Offer

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
+from ..core.records import dataclass
 from ..errors import SkywardError, UsageError
 from ..events import Emit
 from ..providers import load

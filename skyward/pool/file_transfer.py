@@ -9,12 +9,12 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from typing import IO, BinaryIO, cast
 
 from ..calls.futures import refuse_to_wait
 from ..console.activity import Progress
 from ..core import interrupts
+from ..core.records import dataclass
 from ..errors import NodeLost, SkywardError, TransferFailed, UsageError
 from ..values.machine import Machine
 from ..wire.file_transfer import FileStream, PeerRefused, receive_files, send_files

@@ -8,9 +8,10 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Literal
 
+from ..core.records import dataclass
 from ..errors import SkywardError, UsageError
 from ..state import detached, live
 from ..state.detached import DetachedPool

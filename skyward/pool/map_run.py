@@ -11,7 +11,7 @@ import heapq
 import queue
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, islice
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from ..calls.graphs import has_calls
 from ..calls.options import CallOptions
 from ..console.activity import Progress, ProgressBoard
 from ..core import interrupts
+from ..core.records import dataclass
 from ..core.user_lines import drop_our_frames
 from ..engine.engine import Engine
 from ..engine.retries import Retries

@@ -12,10 +12,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ..core import interrupts
+from ..core.records import dataclass
 from ..errors import BudgetExceeded, NoCapacity, PoolClosed, QuotaExceeded, SkywardError
 from ..events import Emit, PoolScaled, ScalingFailed
 from ..schedule.scaling import REFUSAL_S, Bounds, Demand, Situation, decide

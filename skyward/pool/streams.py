@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from ..calls.compute import ComputeFunction
 from ..calls.futures import Future
+from ..core.records import dataclass
 from ..engine.engine import Engine
 from ..engine.tasks import CallTask, Received, StreamTask, TaskFailure
 from ..errors import UsageError

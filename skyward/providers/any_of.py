@@ -11,11 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
 from ..accelerators import Accelerator
+from ..core.records import dataclass
 from ..errors import (
     AuthFailed,
     MissingDependency,

@@ -15,12 +15,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from ..core.limits import memory_bytes
 from ..core.ownership import runtime_folder
 from ..core.process import PACKAGE_ROOT, processes_below
+from ..core.records import dataclass
 from ..core.signatures import checked_options
 from ..errors import NoCapacity, ProviderError, UsageError
 from ..events import Emit

@@ -16,13 +16,14 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, BinaryIO
 
 from ..bootstrap.code import Code
 from ..bootstrap.containers import Container, find_container, remove_command
 from ..bootstrap.prepare import Ready, in_python, prepare
 from ..bootstrap.scripts import Runner, marked, undo
+from ..core.records import dataclass
 from ..errors import NoCapacity, NodeError, ProviderError, SkywardError, Unreachable
 from ..events import Emit, PhaseEnded, PhaseFailed, PhaseOutput, PhaseStarted, ignore
 from ..node.agent import attach

@@ -13,13 +13,13 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..bootstrap.ray.files import STUB, program, program_files
 from ..core.bounds import is_positive
 from ..core.frozenmap import FrozenMap
 from ..core.interrupts import shielded
+from ..core.records import dataclass
 from ..core.signatures import checked_options
 from ..errors import NoCapacity, ProviderError, SkywardError, Unreachable, UsageError
 from ..events import Emit, PhaseEnded, PhaseFailed, PhaseOutput, PhaseStarted

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
+from ..core.records import dataclass
 from ..errors import OutcomeUnknown, ProviderError, SkywardError, Throttled
 from ..state.journal import Journal, Owner, journals, recently_ended
 from . import load

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, ClassVar, Protocol
 
 from ..core.interrupts import shielded
+from ..core.records import dataclass
 from ..errors import MissingDependency, NoCapacity, OutcomeUnknown, ProviderError, QuotaExceeded, Throttled
 from ..events import Emit, InstanceLaunched, PhaseEnded, PhaseFailed, PhaseStarted
 from ..state.journal import Attempt, Journal

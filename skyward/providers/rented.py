@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar, Literal, Protocol
 
 from ..core.frozenmap import FrozenMap
+from ..core.records import dataclass
 from ..values.machine import Offer, PoolSpec
 
 POOL_TAG = "skyward:pool"

@@ -8,11 +8,11 @@ import math
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..bootstrap.scripts import Cleared, clear_cache
 from ..core.bounds import is_positive
+from ..core.records import dataclass
 from ..core.signatures import checked_options
 from ..errors import NoCapacity, SkywardError, Unreachable, UsageError
 from ..events import Emit

@@ -7,8 +7,8 @@ import ipaddress
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from ..core.records import dataclass
 from ..core.signatures import checked_options
 from ..errors import UsageError
 from ..ssh import HostKeys, SSHTarget

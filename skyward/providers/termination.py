@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NoReturn, TypeVar
 
+from ..core.records import dataclass
 from ..errors import AuthFailed, OutcomeUnknown, ProviderError, TerminateFailed, Throttled
 from ..state.journal import Journal
 from .clock import Clock, patiently

@@ -7,8 +7,7 @@ start. The remaining calls wait for each other in a circle.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ..core.records import dataclass
 from .groups import Entry, GangEntry, NodeEntry, TaskEntry
 from .node_table import NodeTable
 from .resources import PLAIN, UNIT, Booking, Need

@@ -16,8 +16,9 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from ..core.records import dataclass
 from .resources import PLAIN, Booking, Need, Stock
 
 Turn = int

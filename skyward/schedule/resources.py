@@ -14,9 +14,10 @@ has. If actors have all of them, it is none.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, NamedTuple, Protocol
+
+from ..core.records import dataclass
 
 UNIT = 1000
 """Thousandths of a processor or of a device."""

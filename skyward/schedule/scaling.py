@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from ..core.records import dataclass
 
 REFUSAL_S = 120.0
 """Seconds for which a pool remembers that it got no further nodes."""

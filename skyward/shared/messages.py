@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import marshal
 import threading
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final, NamedTuple
 
+from ..core.records import dataclass
 from ..errors import InternalError, UsageError
 
 CHANNEL: Final = "skyward.shared"

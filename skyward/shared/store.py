@@ -13,9 +13,9 @@ program, holds the leases. When a session ends, its request is withdrawn; when a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
+from ..core.records import dataclass
 from .containers import CounterState, DictState, ListState, SetState
 from .leases import PermitsState
 from .messages import OK, REFUSED, WITHDRAWN, StoreAnswer

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar, Final
+
+from ..core.records import dataclass
 
 ENTRY_BYTES: Final = 128
 """Bytes that an entry counts beside its key and value, for Python's own objects."""

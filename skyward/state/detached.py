@@ -10,10 +10,11 @@ import contextlib
 import json
 import os
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from typing import Any
 
 from ..core.ownership import make_private_folder
+from ..core.records import dataclass
 from ..errors import UsageError
 from .journal import state_folder
 

@@ -22,11 +22,12 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from typing import Any
 
 from ..core.ownership import check_path, make_private_folder
 from ..core.process import start_time
+from ..core.records import dataclass
 from ..errors import UsageError
 
 _FILE = "journal.jsonl"

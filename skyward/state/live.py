@@ -12,9 +12,10 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 
 from ..core.ownership import make_private_folder
+from ..core.records import dataclass
 from ..errors import UsageError
 from .journal import Owner, state_folder
 

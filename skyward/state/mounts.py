@@ -20,9 +20,9 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..core.records import dataclass
 from ..errors import VolumeFailed
 
 if TYPE_CHECKING:  # every watchdog of a node with volumes imports this module

@@ -11,9 +11,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from ..core.ownership import make_private_folder
+from ..core.records import dataclass
 from ..errors import UsageError
 from ..values.machine import LogLine
 from .journal import state_folder

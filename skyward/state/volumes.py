@@ -17,10 +17,11 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from ..core.ownership import check_path, make_private_folder
+from ..core.records import dataclass
 from ..errors import ProviderError, UsageError
 
 if TYPE_CHECKING:  # every agent and watchdog imports this module, and few have volumes

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Literal
+
+from ..core.records import dataclass
 
 Maker = Literal["nvidia", "amd", "google", "aws"]
 

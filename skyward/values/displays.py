@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Final
+
+from ..core.records import dataclass
 
 PLAIN: Final = "text/plain"
 JSON: Final = "application/json"

@@ -7,11 +7,12 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any, NoReturn
 
 from ..core.bounds import is_positive
 from ..core.frozenmap import FrozenMap
+from ..core.records import dataclass
 from ..core.signatures import checked_options
 from ..errors import UsageError
 from .lock import Lock, read_lock

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar, get_args
 
+from ..core.records import dataclass
 from .topology import Rank
 
 RanksPerNode = int | Literal["auto"]

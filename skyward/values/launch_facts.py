@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
+from ..core.records import dataclass
 from .launch import RanksPerNode, Returns
 
 

@@ -6,10 +6,11 @@ import functools
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, NoReturn
 
 from ..core.frozenmap import FrozenMap
+from ..core.records import dataclass
 from ..errors import UsageError
 from .pip_index import normalized
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ..accelerators import Accelerator
 from ..core.frozenmap import FrozenMap
+from ..core.records import dataclass
 from .allocation import AllocationStrategy
 from .image import DEFAULT_IMAGE, Image
 from .topology import Peer
@@ -45,7 +46,7 @@ class PoolSpec:
     cancel_grace_s: float = 3.0
     direct_transfers: bool = True
     provision_timeout_s: float = 300.0
-    volumes: FrozenMap[Volume] = FrozenMap()  # noqa: RUF009  # immutable
+    volumes: FrozenMap[Volume] = FrozenMap()  # immutable
     code: Any = field(default=None, compare=False, repr=False)
     """User code to send (`skyward.bootstrap.code.Code`); None if nodes read the client's files."""
     stop: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ..core.records import dataclass
 from ..core.signatures import checked_options
 from ..errors import UsageError
 

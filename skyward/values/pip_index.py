@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import urllib.parse
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 
+from ..core.records import dataclass
 from ..core.signatures import checked_options
 from ..errors import UsageError
 from .secret import MASK, Secret

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar
 
+from ..core.records import dataclass
 from ..errors import UsageError
 
 T = TypeVar("T")

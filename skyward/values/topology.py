@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass
 
 from ..core.frozenmap import FrozenMap
+from ..core.records import dataclass
 from .devices import Device
 
 
@@ -134,7 +134,7 @@ class InstanceInfo:
     parts: int | None = None
     notice_file: str = ""
     """File on this node that exists once `is_preempted`; empty if the provider takes no machine back."""
-    volumes: FrozenMap[str] = FrozenMap()  # noqa: RUF009  # immutable
+    volumes: FrozenMap[str] = FrozenMap()  # immutable
     """Folder of each volume of the pool, by the path under which the pool names it."""
     devices: tuple[Device, ...] = ()
     """Accelerators that are this process's own."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from ..core.bounds import is_positive
 from ..core.frozenmap import FrozenMap
+from ..core.records import dataclass
 from ..core.signatures import checked_options
 from ..errors import UsageError
 

@@ -18,13 +18,14 @@ import threading
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import xxhash
 
 from ..core import interrupts
 from ..core.limits import default_blob_limit, file_limit
+from ..core.records import dataclass
 from ..errors import InternalError
 from .spares import SpareFile, new_file, seal, spares
 

@@ -16,7 +16,6 @@ import re
 import sys
 import time
 import traceback
-from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
@@ -25,6 +24,7 @@ from .. import errors
 from ..core import interrupts
 from ..core.classes import class_path
 from ..core.printable import printable_lines
+from ..core.records import dataclass
 from ..errors import RemoteError, ResultNotPicklable, SkywardError, TaskError
 
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT)

@@ -11,8 +11,9 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+from ..core.records import dataclass
 
 PART_ENDING = ".skyward-part"
 """Ending of files that are not complete. They are never sent."""

@@ -17,10 +17,11 @@ The payload of any frame is:
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from ..core.records import dataclass
 from ..values.devices import Grant
 from ..values.topology import AcceleratorInfo, Peer, Rank
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 from ...calls.futures import Future
 from ...calls.named_options import unpack_options
 from ...calls.options import CallOptions
+from ...core.records import dataclass
 from ...errors import InternalError, NodeLost, SkywardError, UsageError
 from ...wire.blobs import DIGEST_SIZE, Blob
 from ...wire.failures import encode_exception

@@ -21,9 +21,10 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, NamedTuple
 
+from ...core.records import dataclass
 from ...errors import UsageError
 from ...wire.blobs import Blob
 from ...wire.frames import KEPT, FrameKind

@@ -7,9 +7,10 @@ number, in the client, on the head and on its node. Those of the client are even
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
+from ...core.records import dataclass
 from ...values.launch_facts import LaunchFacts
 from .plain import dump_plain, load_plain
 

@@ -7,11 +7,11 @@ import os
 import select
 import subprocess
 import sys
-from dataclasses import dataclass
 from typing import IO, Protocol
 
 from ...core.ownership import runtime_folder
 from ...core.process import PACKAGE_ROOT
+from ...core.records import dataclass
 from ...errors import ProviderError, SkywardError
 from ...node.agent import attach
 from ...node.agent.outside import reply_of

@@ -10,11 +10,11 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from ...core.process import PACKAGE_ROOT
+from ...core.records import dataclass
 from ..threads import in_words, start_thread
 from .links import RayWays
 from .settings import ray_variables

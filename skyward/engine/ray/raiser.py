@@ -16,9 +16,10 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from ...core.records import dataclass
 from ...errors import MissingDependency, PoolClosed, ProviderError, SkywardError
 from ...events import Emit, EngineLost, EngineUp
 from ...node.agent.outside import reply_of

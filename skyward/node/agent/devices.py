@@ -13,8 +13,9 @@ import os
 import re
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from ...core.records import dataclass
 from ...values.devices import NO_GRANT, Device, Grant, Maker, share
 from .limit_groups import LimitGroup
 

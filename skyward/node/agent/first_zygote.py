@@ -14,9 +14,9 @@ import signal
 import socket
 import sys
 import traceback
-from dataclasses import dataclass
 
 from ...core.process import die_with_parent
+from ...core.records import dataclass
 from ...wire.tasks import NodeConfig
 from ..slot.zygote import ZygoteConfig, serve_orders
 

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from ...core.records import dataclass
 from ...wire.frames import KEPT, SETTLED_KINDS, Frame, FrameKind
 from ...wire.tasks import references
 

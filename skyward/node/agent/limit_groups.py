@@ -16,11 +16,11 @@ import errno
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from ...core.cgroups import ControlGroup, groups_of
 from ...core.process import start_time
+from ...core.records import dataclass
 from .limit_files import WANTED, enforced, kills, kills_file, room, settings
 
 _PROCESSES = "cgroup.procs"

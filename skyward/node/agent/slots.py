@@ -7,9 +7,10 @@ import os
 import socket
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Literal
 
+from ...core.records import dataclass
 from ...errors import InternalError
 from ...values.devices import NO_GRANT, Grant
 from ...values.topology import Rank

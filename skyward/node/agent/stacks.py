@@ -13,8 +13,8 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from ...core.records import dataclass
 from ..slot.stacks import ALL_THREADS, CRASH, MAIN_THREAD, STACKS_AT
 from .loop import EventLoop
 from .slots import SlotProcess

@@ -14,12 +14,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import islice
 from typing import Any, Protocol
 
 from ...calls.compute import ComputeFunction
 from ...core.process import PACKAGE_ROOT
+from ...core.records import dataclass
 from ...errors import NotRun, PayloadNotLoadable, ResultNotPicklable, TaskExited, UsageError
 from ...wire.blobs import Blob
 from ...wire.failures import encode_failure, stamp_as

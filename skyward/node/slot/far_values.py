@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ...core.records import dataclass
 from ...errors import UsageError
 from ...values.ref import Elsewhere, Pickled, load
 from ...wire.blobs import Blob, NamedBlob

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,6 +12,7 @@ from ...calls.compute import PendingCompute, PendingComputeGroup
 from ...calls.futures import Future, followed, value_of, values_of
 from ...calls.graphs import has_calls
 from ...calls.target import CallTarget
+from ...core.records import dataclass
 from ...errors import PoolClosed, UsageError
 from ...values.ref import Ref
 from ...wire.tasks import CallKind, actor_place

@@ -10,9 +10,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, overload
 
+from ...core.records import dataclass
 from ...errors import UsageError
 from .permutation import Permutation
 from .runtime import instance_info

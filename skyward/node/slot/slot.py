@@ -6,10 +6,11 @@ import contextlib
 import pickle
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Literal
 
 from ...core.frozenmap import FrozenMap
+from ...core.records import dataclass
 from ...errors import InitializerFailed
 from ...values.devices import Device, Grant
 from ...values.topology import InstanceInfo, NetworkInfo, Rank

@@ -12,8 +12,9 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from ...core.records import dataclass
 
 _POLL_S = 0.05
 

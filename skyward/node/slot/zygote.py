@@ -20,13 +20,14 @@ import signal
 import socket
 import sys
 import traceback
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
 from ...core.process import adopt_orphans, die_with_parent
+from ...core.records import dataclass, make_constructors
 from ...values.launch import ProcessLaunch
-from .execute import explain_load_error
+from ...values.topology import InstanceInfo, NetworkInfo
+from .execute import TaskRun, explain_load_error
 from .slot import SlotConfig
 from .threads import apply_thread_counts
 from .worker import serve
@@ -67,6 +68,9 @@ class ForkOrder:
     config: SlotConfig
     launch: bytes = b""
     """Pickled Launch of a gang; empty for a plain slot."""
+
+
+make_constructors(InstanceInfo, NetworkInfo, ProcessLaunch, TaskRun, ZygoteConfig)  # each slot would make its own
 
 
 def send_order(sock: socket.socket, order: bytes, fds: list[int]) -> None:

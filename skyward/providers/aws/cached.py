@@ -7,10 +7,10 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from ...core.ownership import check_path, make_private_folder
+from ...core.records import dataclass
 from ...errors import ProviderError, UsageError
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 
 from ...accelerators import Accelerator
+from ...core.records import dataclass
 from ...errors import ProviderError
 from ...values.machine import Offer
 from .clients import Clients, clients

@@ -6,11 +6,12 @@ import dataclasses
 import ipaddress
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar, Literal
 
 from ...core.bounds import is_positive
 from ...core.frozenmap import FrozenMap
+from ...core.records import dataclass
 from ...core.signatures import checked_options
 from ...errors import UsageError
 from ..cloud import CloudProvider

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...accelerators import Accelerator
+from ...core.records import dataclass
 from ...errors import UsageError
 from .cached import cached
 from .clients import Clients, clients
