@@ -15,6 +15,7 @@ EPILOG = """\
 examples:
   skyward attach train
   skyward attach train --take-over     take it from a program that is connected
+  skyward attach --from train.pool     a file that `skyward ps train --export train.pool` wrote on another machine
 
 exit status: 0 success, 1 there is no such pool, or a program has it
 from Python: sky.ComputePool.attach("train")
@@ -24,7 +25,8 @@ _LOOK_S = 0.5
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("pool", metavar="POOL", help="name of a detached pool")
+    parser.add_argument("pool", metavar="POOL", nargs="?", help="name of a detached pool")
+    parser.add_argument("--from", dest="file", metavar="FILE", help="file of a detached pool, instead of its name")
     parser.add_argument("--take-over", action="store_true", help="take the pool from a program that is connected")
 
 
@@ -34,7 +36,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     from ..pool.pool import ComputePool
 
-    pool = ComputePool.attach(arguments.pool, take_over=arguments.take_over)
+    if bool(arguments.pool) == bool(arguments.file):
+        arguments.parser.error("name one pool: POOL, or --from FILE")
+    pool = ComputePool.attach(arguments.pool, file=arguments.file, take_over=arguments.take_over)
     try:
         with contextlib.suppress(KeyboardInterrupt):
             while any(call.state in ("waiting", "running") for call in pool.calls()):

@@ -15,6 +15,8 @@ EPILOG = """\
 examples:
   skyward ps train
   skyward ps train --json
+  skyward ps train --export train.pool   write a file by which you attach from another machine; keep it private
+  skyward ps --from train.pool           look at the pool of such a file
 
 exit status: 0 success, 1 there is no such pool, or its machine cannot be reached
 from Python: sky.ComputePool.attach("train").calls()
@@ -22,18 +24,28 @@ from Python: sky.ComputePool.attach("train").calls()
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("pool", metavar="POOL", help="name of a detached pool")
+    parser.add_argument("pool", metavar="POOL", nargs="?", help="name of a detached pool")
+    parser.add_argument("--from", dest="file", metavar="FILE", help="file of a detached pool, instead of its name")
+    parser.add_argument("--export", metavar="FILE", help="write such a file, which has the key of the pool")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    import sys
     import time
 
     from ..console.words import duration
+    from ..pool.attach_file import adopt, export
     from ..pool.detaching import glance
     from .screen import as_json, table
 
-    seen = glance(arguments.pool)
+    if bool(arguments.pool) == bool(arguments.file):
+        arguments.parser.error("name one pool: POOL, or --from FILE")
+    name = arguments.pool or adopt(arguments.file).pool
+    seen = glance(name)
+    if arguments.export:
+        export(name, arguments.export)
+        print(f"wrote {arguments.export}; who can read it can attach to the pool", file=sys.stderr)
     if arguments.json:
         calls = [
             {"id": call.number, "name": call.name, "state": call.state, "node": call.node, "since": call.since}

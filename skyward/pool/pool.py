@@ -33,6 +33,7 @@ from ..values.nodes import Nodes
 from ..values.pinned import refuse_to_keep
 from ..values.ref import Ref
 from ..values.volume import Volume, check_volumes
+from .attach_file import adopt
 from .cost import Forecast, forecast
 from .detached_access import DetachedAccess
 from .detaching import Detachment, attachable, check_detached, provider_of
@@ -280,8 +281,9 @@ class ComputePool(PoolTarget, NodeAccess, DetachedAccess, SharedNames):
     @classmethod
     def attach(
         cls,
-        name: str,
+        name: str | None = None,
         *,
+        file: str | os.PathLike[str] | None = None,
         take_over: bool = False,
         logs: bool | LogSink = True,
         console: bool | None = None,
@@ -295,6 +297,8 @@ class ComputePool(PoolTarget, NodeAccess, DetachedAccess, SharedNames):
 
         Args:
             name: Name of the pool, as it was given to `ComputePool`.
+            file: Instead of a name, a file that `skyward ps NAME --export FILE` has written on another machine. The
+                SSH configuration and keys are those of this user. Afterwards the pool is known here by its name too.
             take_over: Take the pool from a client that is still connected. That program's open calls raise PoolClosed.
             logs: Destination of the calls' output; see `ComputePool`.
             console: Display; see `ComputePool`.
@@ -302,7 +306,7 @@ class ComputePool(PoolTarget, NodeAccess, DetachedAccess, SharedNames):
 
         Raises:
             UsageError: There is no such pool, it has ended, another client has it, or its head runs another version of
-                skyward. The message says what to do.
+                skyward. Or the file cannot be read, or others may read it. The message says what to do.
             NodeError, ProviderError: Its machine cannot be reached.
 
         Example:
@@ -310,7 +314,9 @@ class ComputePool(PoolTarget, NodeAccess, DetachedAccess, SharedNames):
                 for call in pool.calls():
                     print(call.name, call.state, pool.future(call).result())
         """
-        known = attachable(name)
+        if (name is None) == (file is None):
+            raise UsageError("attach(): takes the name of a pool or file=, one of the two; pass one", field="name")
+        known = attachable(name or adopt(file or "").pool)
         pool = cls(
             provider_of(known),
             name=known.name,

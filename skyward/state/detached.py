@@ -135,7 +135,11 @@ def refuse_ended(pool: DetachedPool) -> UsageError:
 
 def _read(path: str) -> DetachedPool:
     with open(path, encoding="utf-8") as file:
-        fields = json.load(file)
+        return pool_of(json.load(file))
+
+
+def pool_of(fields: dict[str, Any]) -> DetachedPool:
+    """Return a pool of the fields in a file. Raises TypeError, KeyError if they are not those of a pool."""
     known = DetachedPool.__dataclass_fields__
     fields = {key: value for key, value in fields.items() if key in known}  # newer versions may write more
     return DetachedPool(**{**fields, "process": tuple(fields["process"])})

@@ -170,7 +170,7 @@ def test_calls_of_a_killed_client_are_taken_once_by_the_next(client_of: Callable
 
 
 def test_one_client_has_the_pool_until_another_takes_it_over(
-    client_of: Callable[..., Client], capsys: pytest.CaptureFixture[str]
+    client_of: Callable[..., Client], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     client = client_of()
     host = client.place.hosts[0]
@@ -197,6 +197,15 @@ def test_one_client_has_the_pool_until_another_takes_it_over(
     with pytest.raises(PoolClosed, match="this program has left it"):
         future.result(60)
 
+    file = tmp_path / "train.pool"
+    assert main(["ps", "train", "--export", str(file)]) == 0
+    with pytest.MonkeyPatch.context() as elsewhere:
+        elsewhere.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
+        there = sky.ComputePool.attach(file=file, logs=False)
+        assert {call.name for call in there.calls()} >= {"wait"}
+        there.detach()
+
+    capsys.readouterr()
     assert main(["ls", "--local"]) == 0
     assert "detached" in capsys.readouterr().out
     assert main(["gc", "--local"]) == 0

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 import skyward as sky
+from skyward.cli import main
 from skyward.errors import UsageError
+from skyward.pool.attach_file import adopt, export
 from skyward.state import detached
 from skyward.state.detached import DetachedPool
 from skyward.wire.frames import PROTOCOL_VERSION
@@ -87,6 +89,39 @@ def test_a_record_is_private_and_keeps_no_key_once_its_pool_has_ended(state: Pat
     assert "secret" not in path.read_text()
     with pytest.raises(UsageError, match="ended on .*, because it was closed; open a new one"):
         sky.ComputePool.attach("train")
+
+
+def test_a_file_of_a_pool_is_private_and_makes_it_known_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    provider = {"type": "ssh", **sky.SSH(hosts=["gpu1"], key_file="/gone/key", config_file=str(tmp_path)).fields()}
+    detached.record(a_pool(provider=provider))
+    file = tmp_path / "train.pool"
+    export("train", file)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    with pytest.raises(UsageError, match="file='.*': exists already"):
+        export("train", file)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
+    pool = adopt(file)
+    assert pool.key == "secret"
+    assert pool.provider["key_file"] is None, "this user's own keys serve"
+    assert pool.provider["config_file"] == str(tmp_path)
+    assert detached.find("train") == pool
+    file.chmod(0o644)
+    with pytest.raises(UsageError, match=r"others may use it \(mode 644\); run `chmod 600") as refused:
+        sky.ComputePool.attach(file=file)
+    assert "secret" not in str(refused.value)
+    file.chmod(0o600)
+    detached.end(pool, "in a test")
+    assert main(["ps", "--from", str(file)]) == 1
+    assert "pool='train': ended on" in capsys.readouterr().err
+    file.write_text("{}")
+    with pytest.raises(UsageError, match="is not a file of a detached pool; write it again"):
+        adopt(file)
+    with pytest.raises(UsageError, match=r"cannot be read: No such file.*`skyward ps NAME --export FILE"):
+        adopt(tmp_path / "other.pool")
+    with pytest.raises(UsageError, match=r"takes the name of a pool or file="):
+        sky.ComputePool.attach()
 
 
 def test_a_head_of_another_version_names_the_version_to_install() -> None:
