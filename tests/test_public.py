@@ -51,7 +51,10 @@ PUBLIC = [
     "skyward.accelerators",
     "skyward.integrations",
     "skyward.training",
-    *(f"skyward.training.{name}" for name in ("callbacks", "checkpoint", "control", "evaluation", "snapshot")),
+    *(
+        f"skyward.training.{name}"
+        for name in ("callbacks", "checkpoint", "control", "diloco", "evaluation", "snapshot")
+    ),
 ]
 
 PICKLED = f"""
@@ -182,6 +185,7 @@ DOCUMENTED_IN_TRAINING = (
     "skyward.training.callbacks",
     "skyward.training.checkpoint",
     "skyward.training.control",
+    "skyward.training.diloco",
     "skyward.training.evaluation",
     "skyward.training.evaluation.dispatchers",
     "skyward.training.snapshot",

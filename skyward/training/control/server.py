@@ -66,12 +66,13 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def bind(host: str, port: int | None) -> socket.socket:
+def bind(host: str, port: int | None, *, first: int = FIRST_PORT) -> socket.socket:
     """Return a listening socket.
 
     Args:
         host: address to bind.
-        port: port to bind, 0 for any free one; None: the first free one from 8900 on.
+        port: port to bind, 0 for any free one; None: the first free one from `first` on.
+        first: first port to try.
 
     Raises:
         UsageError: the address or the port cannot be bound.
@@ -80,7 +81,7 @@ def bind(host: str, port: int | None) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (OSError, UnicodeError) as error:
         raise UsageError(f"host={host!r}: not an address of this machine: {error}; set host='127.0.0.1'") from error
-    for candidate in range(FIRST_PORT, FIRST_PORT + _PORTS) if port is None else (port,):
+    for candidate in range(first, first + _PORTS) if port is None else (port,):
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -95,7 +96,7 @@ def bind(host: str, port: int | None) -> socket.socket:
             ) from error
         return sock
     raise UsageError(
-        f"port=None: {host} has no free port from {FIRST_PORT} to {FIRST_PORT + _PORTS - 1}; set port=, or 0 for any"
+        f"port=None: {host} has no free port from {first} to {first + _PORTS - 1}; set port=, or 0 for any"
     )
 
 

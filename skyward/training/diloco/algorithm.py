@@ -106,7 +106,20 @@ class DeltaMean:
 
 
 class OuterOptimizer(Protocol):
-    """Optimizer of the global parameters, which treats a pseudo-gradient as a gradient."""
+    """Optimizer of the global parameters, which treats a pseudo-gradient as a gradient.
+
+    Example:
+        class Averaging:
+            def step(self, parameters, gradients):
+                for name, gradient in gradients.items():
+                    parameters[name] -= gradient
+
+            def state_dict(self):
+                return {}
+
+            def load_state_dict(self, state):
+                pass
+    """
 
     def step(self, parameters: Mapping[str, Array], gradients: Mapping[str, Array]) -> None:
         """Update in place the parameters that have a gradient. All others keep their value and their momentum."""
@@ -127,6 +140,13 @@ class OuterSGD:
         lr: Step size, > 0.
         momentum: Decay of the momentum, >= 0 and < 1. With 0 there are no buffers.
         nesterov: Step along the gradient plus the decayed momentum, instead of along the momentum.
+
+    Example:
+        >>> import numpy as np
+        >>> parameters = {"bias": np.array([1.0], "float32")}
+        >>> OuterSGD(lr=0.5, momentum=0.0, nesterov=False).step(parameters, {"bias": np.array([1.0], "float32")})
+        >>> parameters["bias"].tolist()
+        [0.5]
 
     Source: arXiv 2311.08105, algorithm 1 (OuterOpt); `torch.optim.SGD`.
     """
@@ -172,6 +192,13 @@ class DelayedNesterov:
         lr: Step size e, > 0.
         momentum: Decay b, >= 0 and < 1.
         every: N, the number of pseudo-gradients between two updates of the momentum, >= 1.
+
+    Example:
+        >>> import numpy as np
+        >>> parameters = {"bias": np.array([1.0], "float32")}
+        >>> DelayedNesterov(lr=0.5, every=2).step(parameters, {"bias": np.array([1.0], "float32")})
+        >>> parameters["bias"].tolist()
+        [0.75]
 
     Source: arXiv 2401.09135, algorithm 3 with c = 0.
     """

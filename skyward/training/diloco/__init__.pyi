@@ -1,0 +1,7 @@
+"""The one list of the public names, from which `__init__.py` loads them when they are first used."""
+
+from .algorithm import DelayedNesterov as DelayedNesterov
+from .algorithm import OuterOptimizer as OuterOptimizer
+from .algorithm import OuterSGD as OuterSGD
+from .server import DiLoCoServer as DiLoCoServer
+from .worker import DiLoCoWorker as DiLoCoWorker

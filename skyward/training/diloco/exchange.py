@@ -1,0 +1,410 @@
+"""Synchronous exchange of deltas: the global parameters, the rounds, and the deltas that wait for their round to close.
+
+It knows no network. Any thread may call its methods; none waits for a worker. A transport calls `watch` to hear of
+changes, and asks again.
+
+Deltas are added in the order of the workers' ids, so that a repeated run is equal to the bit. One that arrives stays in
+its file until the round closes. So the memory does not grow with the number of workers.
+
+The tensors of a round never change. Closing a round makes new ones, and a reader of the old ones is not disturbed.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import mmap
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from tempfile import TemporaryFile
+from typing import IO, Any, Literal, NamedTuple
+
+import torch
+
+from ...errors import UsageError
+from .algorithm import DeltaMean, OuterOptimizer, OuterSGD
+from .frames import ArrayFrame, decode
+from .guard import NormGuard, check_shapes, delta_norm
+from .refusal import WorkerRefused
+from .rounds import Rounds, UpdateAnswer, UpdateKey
+from .saves import ServerSaves
+from .tensors import BUFFER_PREFIX, to_tensors
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standing:
+    """Place of a worker in the rounds."""
+
+    round: int
+    """The open round."""
+    is_awaited: bool
+    """Whether the worker is a member of it, and has not submitted. Then it trains from the round's parameters."""
+    has_model: bool
+    """Whether there are global parameters. Without, the first worker offers its own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GlobalParameters:
+    """Parameters from which a worker goes on."""
+
+    round: int
+    kind: Literal["parameters", "update"]
+    """`parameters`: the values of the round. `update`: what to add to those of the round before, in bfloat16."""
+    tensors: Mapping[str, torch.Tensor]
+    is_counted: bool = True
+    """Whether the worker's delta is in the mean."""
+
+
+class Shaped(NamedTuple):
+    """Shape of a tensor that stays where it is."""
+
+    shape: tuple[int, ...]
+
+
+class DeltaExchange:
+    """Rounds with their parameters.
+
+    Args:
+        rounds: The rounds, at their beginning.
+        tensors: Global parameters, and buffers under `BUFFER_PREFIX`, in float32 on the CPU; None: those that the first
+            worker offers.
+        outer: Outer optimizer of the parameters; None: SGD as in the paper.
+        is_bf16_down: Whether answers are updates in bfloat16. The global parameters then move by the rounded update, so
+            that they and those of the workers stay equal to the bit.
+        saves: Where the state is saved; None: nowhere.
+        save_every: Rounds between two saves.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        rounds: Rounds,
+        *,
+        tensors: Mapping[str, torch.Tensor] | None = None,
+        outer: OuterOptimizer | None = None,
+        is_bf16_down: bool = False,
+        saves: ServerSaves | None = None,
+        save_every: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._rounds, self._tensors = rounds, None if tensors is None else dict(tensors)
+        self._outer: OuterOptimizer = OuterSGD() if outer is None else outer
+        self._is_bf16_down, self._saves, self._save_every, self._clock = is_bf16_down, saves, save_every, clock
+        self._guard = NormGuard()
+        self._deltas: dict[str, IO[bytes]] = {}
+        self._norms: dict[str, float] = {}
+        """Norm of each delta of the open round, also of refused ones."""
+        self._update: dict[str, torch.Tensor] | None = None
+        """Update that led to the open round."""
+        self._watchers: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
+        self._seen: dict[str, dict[str, Any]] = {}
+        """Figures about each worker, for people."""
+        self._saved_round: int | None = None
+        self._save_error: str | None = None
+        if saves is not None:
+            self._restore(saves)
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Call a function after each change that may answer a question. It is called with a lock held: be brief."""
+        self._watchers.append(changed)
+
+    # Presence ---------------------------------------------------------------------------------------------------------
+
+    def join(
+        self, worker: str, session: str, *, base_round: int | None = None, layout: Mapping[str, Shaped] | None = None
+    ) -> Standing:
+        """Add a worker, or one that comes back; see `Rounds.join`.
+
+        Args:
+            worker: Its id.
+            session: Session of its process.
+            base_round: Round whose parameters it has.
+            layout: Shapes of what it will send.
+
+        Raises:
+            WorkerRefused: Another process has this id, or the worker has another model.
+        """
+        with self._lock:
+            if self._tensors is not None and layout is not None:
+                check_shapes(worker, layout, self._tensors)
+            is_new = worker not in self._rounds.workers
+            self._rounds.join(worker, session, now=self._clock(), base_round=base_round)
+            if is_new:
+                _log.info("worker %s joined in round %d", worker, self._rounds.round)
+            self._changed()
+            return self._standing(worker)
+
+    def hear(self, worker: str, session: str, figures: Mapping[str, Any] | None = None) -> Standing:
+        """Note a heartbeat, with figures for people. It raises WorkerRefused for a worker that is not present."""
+        with self._lock:
+            self._rounds.hear(worker, session, now=self._clock())
+            self._seen.setdefault(worker, {}).update(figures or {}, heard_at=self._clock())
+            return self._standing(worker)
+
+    def leave(self, worker: str, session: str) -> None:
+        """Remove a worker that says so. One that is not present changes nothing."""
+        with self._lock:
+            if worker in self._rounds.workers:
+                self._rounds.leave(worker, session)
+                _log.info("worker %s left in round %d", worker, self._rounds.round)
+                self._close_complete()
+
+    def evict(self, worker: str) -> bool:
+        """Remove a worker for an operator. Return whether it was present."""
+        with self._lock:
+            if worker not in self._rounds.workers:
+                return False
+            self._rounds.evict(worker)
+            _log.warning("worker %s was evicted in round %d", worker, self._rounds.round)
+            self._close_complete()
+            return True
+
+    def evict_silent(self) -> tuple[str, ...]:
+        """Remove the workers that were silent for too long, and return their ids."""
+        with self._lock:
+            evicted = self._rounds.evict_silent(now=self._clock())
+            for worker in evicted:
+                _log.warning("worker %s was silent for too long, and was evicted; it may join again", worker)
+            if evicted:
+                self._close_complete()
+            return evicted
+
+    # Parameters -------------------------------------------------------------------------------------------------------
+
+    def offer(self, frame: ArrayFrame) -> None:
+        """Take a worker's parameters as the global ones, if there are none yet."""
+        with self._lock:
+            if self._tensors is None:
+                self._tensors = {name: tensor.clone() for name, tensor in to_tensors(frame).items()}
+                self._try_to_save()
+                self._changed()
+
+    def shapes(self) -> dict[str, tuple[int, ...]] | None:
+        """Return the shapes of the global parameters; None if there are none yet."""
+        tensors = self._tensors
+        return None if tensors is None else {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+    def parameters(self) -> GlobalParameters | None:
+        """Return the parameters of the open round; None if there are none yet."""
+        with self._lock:
+            return None if self._tensors is None else self._current()
+
+    # Updates ----------------------------------------------------------------------------------------------------------
+
+    def find(self, key: UpdateKey, session: str) -> GlobalParameters | Literal["unknown", "open"]:
+        """Return the answer to an update, `open` while its round is, or `unknown` if its delta has to be sent."""
+        with self._lock:
+            outcome = self._rounds.find(key, session)
+            if outcome is None:
+                return "unknown"
+            self._rounds.hear(key.worker, session, now=self._clock())
+            return "open" if outcome.answer is None else self._answer(key, outcome.answer)
+
+    def submit(self, key: UpdateKey, session: str, file: IO[bytes]) -> Literal["accepted", "known"]:
+        """Take in a delta that has arrived whole, and close the round if it was the last one.
+
+        Args:
+            key: Key of the update.
+            session: Session of the worker's process.
+            file: A file with the frame. It is closed here, at once or when the round closes.
+
+        Raises:
+            UsageError: The frame is broken.
+            WorkerRefused: The update cannot count. After BAD_DELTA the round goes on without it.
+        """
+        try:
+            with self._lock:
+                known = self._rounds.find(key, session) is not None
+            if known:
+                file.close()
+                return "known"
+            refusal, norm = self._examined(key.worker, file)
+            with self._lock:
+                kind = self._rounds.submit(key, session, now=self._clock(), is_refused=refusal is not None).kind
+                if kind == "accepted":
+                    self._norms[key.worker] = norm
+                    if refusal is None:
+                        self._deltas[key.worker] = file
+                    self._close_complete()
+        except BaseException:
+            file.close()
+            raise
+        if refusal is not None or kind != "accepted":
+            file.close()
+        if refusal is not None:
+            raise refusal
+        return "accepted" if kind == "accepted" else "known"
+
+    def status(self) -> dict[str, Any]:
+        """Return the state of the rounds and of the workers, as values for JSON."""
+        with self._lock:
+            now = self._clock()
+            awaited = set(self._rounds.awaited)
+            workers = []
+            for worker in self._rounds.workers:
+                figures = dict(self._seen.get(worker, {}))
+                heard_at = figures.pop("heard_at", None)
+                silent_s = None if heard_at is None else round(now - heard_at, 3)
+                workers.append({"worker": worker, "is_awaited": worker in awaited, "silent_s": silent_s, **figures})
+            return {
+                "round": self._rounds.round,
+                "workers": workers,
+                "parameters": sum(tensor.numel() for tensor in (self._tensors or {}).values()),
+                "saved_round": self._saved_round,
+                "save_error": self._save_error,
+            }
+
+    def save(self) -> str | None:
+        """Save the state now; return the path, or None without a folder to save in.
+
+        Raises:
+            CheckpointError: It could not be written.
+        """
+        with self._lock:
+            return None if self._saves is None or self._tensors is None else self._write(self._saves)
+
+    # Internals, with the lock held ------------------------------------------------------------------------------------
+
+    def _standing(self, worker: str) -> Standing:
+        return Standing(
+            round=self._rounds.round,
+            is_awaited=worker in self._rounds.awaited,
+            has_model=self._tensors is not None,
+        )
+
+    def _current(self, *, is_counted: bool = True) -> GlobalParameters:
+        assert self._tensors is not None
+        return GlobalParameters(
+            round=self._rounds.round, kind="parameters", tensors=self._tensors, is_counted=is_counted
+        )
+
+    def _answer(self, key: UpdateKey, answer: UpdateAnswer) -> GlobalParameters:
+        """Return the parameters after an update. A worker that comes late gets those of the open round."""
+        if self._update is not None and answer.round == self._rounds.round == key.base_round + 1:
+            return GlobalParameters(
+                round=answer.round, kind="update", tensors=self._update, is_counted=answer.is_counted
+            )
+        return self._current(is_counted=answer.is_counted)
+
+    def _examined(self, worker: str, file: IO[bytes]) -> tuple[WorkerRefused | None, float]:
+        """Return the refusal of a delta, if it must not count, and its norm. Called without the lock: it reads it all.
+
+        Raises:
+            UsageError: The frame is broken, so the worker sends it again.
+        """
+        parameters = self._tensors
+        if parameters is None:
+            raise UsageError(f"worker={worker!r}: sent a delta, and there is no model yet; offer the parameters first")
+        delta, norm = _mapped(file), math.nan
+        try:
+            check_shapes(worker, delta, parameters)
+            norm = delta_norm(_part(delta, is_buffers=False))
+            # Buffers are checked for finite values only: running variances grow with the data.
+            is_finite = math.isfinite(delta_norm(_part(delta, is_buffers=True)))
+            with self._lock:
+                self._guard.check(worker, norm if is_finite else math.nan)
+        except WorkerRefused as refusal:
+            _log.warning("round %d goes on without a delta: %s", self._rounds.round, refusal.message)
+            return refusal, norm
+        return None, norm
+
+    def _close_complete(self) -> None:
+        """Close the round if it is complete: mean, outer step, save. Then let everyone know."""
+        if self._rounds.is_complete and self._tensors is not None:
+            mean = DeltaMean()
+            for worker in sorted(self._deltas):
+                with self._deltas.pop(worker) as file:
+                    mean.add(worker, _mapped(file))
+            self._guard.record(norm for _, norm in sorted(self._norms.items()))
+            self._norms = {}
+            closed = self._rounds.close()
+            self._update = None
+            if closed.counted:
+                self._step(mean.take())
+            _log.info("round %d closed: %d deltas, %d refused", closed.round, len(closed.counted), len(closed.refused))
+            if self._rounds.round % self._save_every == 0:
+                self._try_to_save()
+        self._changed()
+
+    def _step(self, mean: Mapping[str, torch.Tensor]) -> None:
+        assert self._tensors is not None
+        old = self._tensors
+        new = {name: tensor.clone() for name, tensor in old.items()}
+        self._outer.step(new, _part(mean, is_buffers=False))
+        for name, delta in _part(mean, is_buffers=True).items():
+            new[name] -= delta
+        if self._is_bf16_down:
+            self._update = {name: (tensor - old[name]).bfloat16() for name, tensor in new.items()}
+            for name, update in self._update.items():
+                new[name] = old[name] + update.float()
+        self._tensors = new
+
+    def _changed(self) -> None:
+        for changed in self._watchers:
+            changed()
+
+    # State ------------------------------------------------------------------------------------------------------------
+
+    def _try_to_save(self) -> None:
+        """Save before anyone gets an answer, so that a server that is killed goes on where its workers are."""
+        if self._saves is None:
+            return
+        try:
+            self._write(self._saves)
+        except Exception as error:  # a full disk must not end the training of all
+            self._save_error = f"{type(error).__name__}: {error}"
+            _log.error("round %d could not be saved, training goes on: %s", self._rounds.round, error)
+
+    def _write(self, saves: ServerSaves) -> str:
+        rounds = {"rounds": self._rounds.state_dict(), "guard": self._guard.state_dict()}
+        assert self._tensors is not None
+        path = saves.save(self._rounds.round, self._tensors, self._outer.state_dict(), rounds)
+        self._saved_round, self._save_error = self._rounds.round, None
+        return path
+
+    def _restore(self, saves: ServerSaves) -> None:
+        state = saves.load()
+        if state is None:
+            if self._tensors is not None:
+                self._write(saves)  # an error ends the start, and not a training
+            return
+        if self._tensors is not None:
+            check_same_model(self._tensors, state.tensors)
+        self._tensors = dict(state.tensors)
+        self._outer.load_state_dict(state.outer)
+        self._rounds.load_state_dict(state.rounds["rounds"], now=self._clock())
+        self._guard.load_state_dict(state.rounds["guard"])
+        self._saved_round = self._rounds.round
+        _log.info("goes on in round %d, from %s", self._rounds.round, state.path)
+
+
+def spool(folder: str | None = None) -> IO[bytes]:
+    """Return an unnamed file for a delta that arrives. It is gone when it is closed."""
+    return TemporaryFile(prefix="skyward-diloco-", dir=folder)
+
+
+def check_same_model(given: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) -> None:
+    """Raise UsageError if a model differs from a saved one in names or shapes."""
+    try:
+        check_shapes("server", given, saved)
+    except WorkerRefused as refusal:
+        raise UsageError(f"model: the save is of another one ({refusal.message}); use another save_dir") from None
+
+
+def _part(tensors: Mapping[str, torch.Tensor], *, is_buffers: bool) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if name.startswith(BUFFER_PREFIX) == is_buffers}
+
+
+def _mapped(file: IO[bytes]) -> dict[str, torch.Tensor]:
+    """Return the tensors of a frame in a file. Its pages are read as they are needed, and live as long as a tensor."""
+    file.flush()
+    try:
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    except ValueError:
+        raise UsageError("frame: is empty; send it again, whole") from None
+    return to_tensors(decode(memoryview(memory)))

@@ -1,0 +1,285 @@
+"""HTTP API of a server: each route is a question to the `DeltaExchange`, or a delta for it.
+
+    POST /join /leave /heartbeat          JSON: worker, session, ...
+    GET  /parameters                      a frame
+    PUT  /parameters?worker=&session=     a frame, from the first worker
+    PUT  /updates?worker=&session=&base_round=&number=
+    GET  /answers?worker=&session=&base_round=&number=&wait_s=
+    GET  /status                          JSON
+    POST /control/save /control/kick /control/stop
+
+An upload is answered when it has arrived, and not when its round closes. A worker then asks for the answer, and asks
+again until there is one. So a connection that breaks costs no transfer that has ended.
+
+204: not yet. 404: the delta is unknown here, send it. 409: refused, with the kind of the refusal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ...errors import SkywardError, UsageError
+from .exchange import DeltaExchange, GlobalParameters, Shaped, Standing, spool
+from .frames import decode, encode, largest_frame, size_of
+from .refusal import WorkerRefused
+from .rounds import UpdateKey
+from .tensors import to_wire
+
+MOST_JSON_BYTES = 32 * 2**20
+"""Largest JSON body: the shapes of about 100,000 arrays."""
+MOST_MODEL_BYTES = 2**40
+"""Largest frame before there is a model. Afterwards the limit is that of its shapes."""
+MOST_WAIT_S = 30.0
+"""Longest wait for an answer in one request. The worker then asks again."""
+_PIECE = 2**20
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class _TooLarge(Exception):
+    """A body over its limit."""
+
+
+class _Changes:
+    """Changes of the exchange, as an event of the event loop."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._event = asyncio.Event()
+
+    def tell(self) -> None:
+        """Wake all that wait. From any thread."""
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._wake)
+
+    def next(self) -> asyncio.Event:
+        """Return an event that the next change sets."""
+        self._loop = asyncio.get_running_loop()
+        return self._event
+
+    def _wake(self) -> None:
+        self._event.set()
+        self._event = asyncio.Event()
+
+
+class DiLoCoApp:
+    """Starlette application around an exchange.
+
+    Args:
+        exchange: The exchange.
+        token: Token that each request needs; None: everyone may ask.
+        stop: Called when an operator asks the server to stop.
+        spool_dir: Folder for deltas that arrive; None: the system's temporary folder.
+    """
+
+    def __init__(
+        self, exchange: DeltaExchange, *, token: str | None, stop: Callable[[], None], spool_dir: str | None = None
+    ) -> None:
+        self._exchange, self._stop, self._spool_dir = exchange, stop, spool_dir
+        self._changes = _Changes()
+        self.is_stopping = False
+        exchange.watch(self._changes.tell)
+        routes = [
+            Route("/join", _guarded(self._join), methods=["POST"]),
+            Route("/leave", _guarded(self._leave), methods=["POST"]),
+            Route("/heartbeat", _guarded(self._heartbeat), methods=["POST"]),
+            Route("/parameters", _guarded(self._parameters), methods=["GET"]),
+            Route("/parameters", _guarded(self._offer), methods=["PUT"]),
+            Route("/updates", _guarded(self._update), methods=["PUT"]),
+            Route("/answers", _guarded(self._answer), methods=["GET"]),
+            Route("/status", _guarded(self._status), methods=["GET"]),
+            Route("/control/{command}", _guarded(self._control), methods=["POST"]),
+        ]
+        self.asgi: ASGIApp = Starlette(routes=routes)
+        if token is not None:
+            self.asgi = _TokenCheck(self.asgi, token)
+
+    def end_waits(self) -> None:
+        """Answer all requests that wait, because the server stops. From any thread."""
+        self.is_stopping = True
+        self._changes.tell()
+
+    # Workers ----------------------------------------------------------------------------------------------------------
+
+    async def _join(self, request: Request) -> Response:
+        body = await _json(request)
+        layout = {name: Shaped(tuple(shape)) for name, shape in body.get("layout", {}).items()}
+        base_round = body.get("base_round")
+        standing = await run_in_threadpool(
+            self._exchange.join,
+            *(str(body["worker"]), str(body["session"])),
+            base_round=None if base_round is None else int(base_round),
+            layout=layout or None,
+        )
+        return _standing(standing)
+
+    async def _leave(self, request: Request) -> Response:
+        body = await _json(request)
+        await run_in_threadpool(self._exchange.leave, str(body["worker"]), str(body["session"]))
+        return Response(status_code=204)
+
+    async def _heartbeat(self, request: Request) -> Response:
+        body = await _json(request)
+        figures = body.get("figures", {})
+        if not isinstance(figures, dict) or len(figures) > 32:
+            raise UsageError("figures: must be a table of at most 32 numbers; send fewer")
+        return _standing(
+            await run_in_threadpool(self._exchange.hear, str(body["worker"]), str(body["session"]), figures)
+        )
+
+    async def _parameters(self, request: Request) -> Response:
+        parameters = await run_in_threadpool(self._exchange.parameters)
+        return Response(status_code=204) if parameters is None else _frame(parameters)
+
+    async def _offer(self, request: Request) -> Response:
+        limit = MOST_MODEL_BYTES
+        with spool(self._spool_dir) as file:
+            await _receive(request, file, limit)
+            file.seek(0)
+            content = bytearray(file.read())
+        await run_in_threadpool(lambda: self._exchange.offer(decode(content)))
+        return Response(status_code=204)
+
+    async def _update(self, request: Request) -> Response:
+        key, session = _key(request), request.query_params["session"]
+        # Asked before the body is read: a refused worker need not send it all.
+        await run_in_threadpool(self._exchange.find, key, session)
+        shapes = self._exchange.shapes()
+        file = spool(self._spool_dir)
+        try:
+            await _receive(request, file, MOST_MODEL_BYTES if shapes is None else largest_frame(shapes.values()))
+        except BaseException:
+            file.close()
+            raise
+        outcome = await run_in_threadpool(self._exchange.submit, key, session, file)
+        return JSONResponse({"outcome": outcome})
+
+    async def _answer(self, request: Request) -> Response:
+        key, session = _key(request), request.query_params["session"]
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + min(float(request.query_params.get("wait_s", 0)), MOST_WAIT_S)
+        while True:
+            change = self._changes.next()  # before the question, so that no change is missed
+            answer = await run_in_threadpool(self._exchange.find, key, session)
+            if answer == "unknown":
+                return JSONResponse({"kind": "unknown", "message": "this delta is unknown; send it"}, status_code=404)
+            if isinstance(answer, GlobalParameters):
+                return _frame(answer)
+            left = deadline - loop.time()
+            if left <= 0 or self.is_stopping:
+                return Response(status_code=204)
+            try:
+                await asyncio.wait_for(change.wait(), left)
+            except TimeoutError:
+                return Response(status_code=204)
+
+    # People -----------------------------------------------------------------------------------------------------------
+
+    async def _status(self, request: Request) -> Response:
+        return JSONResponse(await run_in_threadpool(self._exchange.status))
+
+    async def _control(self, request: Request) -> Response:
+        command, body = request.path_params["command"], await _json(request)
+        if command == "save":
+            return JSONResponse({"path": await run_in_threadpool(self._exchange.save)})
+        if command == "kick":
+            worker = str(body["worker"])
+            return JSONResponse({"was_present": await run_in_threadpool(self._exchange.evict, worker)})
+        if command == "stop":
+            self._stop()
+            return JSONResponse({})
+        raise UsageError(f"command={command!r}: unknown; use save, kick or stop")
+
+
+class _TokenCheck:
+    """Refuses requests without the token, before anything of their bodies is read."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app, self._expected = app, f"Bearer {token}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            given = dict(scope["headers"]).get(b"authorization", b"")
+            if not hmac.compare_digest(given, self._expected):
+                text = "token: is missing or wrong; set DILOCO_TOKEN to the one that the server printed"
+                refusal = JSONResponse({"kind": "token", "message": text}, status_code=401)
+                await refusal(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def _guarded(handler: Handler) -> Handler:
+    """Return a handler whose errors become answers."""
+
+    async def answered(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except WorkerRefused as refusal:
+            return JSONResponse({"kind": refusal.kind.value, "message": refusal.message}, status_code=409)
+        except _TooLarge as error:
+            return JSONResponse({"kind": "too_large", "message": str(error)}, status_code=413)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            text = f"request: {type(error).__name__}: {error}; use a version of skyward that fits the server's"
+            return JSONResponse({"kind": "bad_request", "message": text}, status_code=400)
+        except SkywardError as error:
+            return JSONResponse({"kind": "bad_request", "message": str(error)}, status_code=400)
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody reads it
+        except OSError as error:
+            return JSONResponse({"kind": "disk", "message": f"server: {error.strerror}"}, status_code=507)
+
+    return answered
+
+
+async def _json(request: Request) -> Mapping[str, Any]:
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MOST_JSON_BYTES:
+            raise _TooLarge(f"body: has over {MOST_JSON_BYTES} bytes; send less")
+    content = json.loads(body or b"{}")
+    if not isinstance(content, dict):
+        raise UsageError("body: must be a JSON object; send one")
+    return content
+
+
+async def _receive(request: Request, file: Any, limit: int) -> None:
+    received = 0
+    async for piece in request.stream():
+        received += len(piece)
+        if received > limit:
+            raise _TooLarge(f"frame: has over {limit} bytes, more than the model; send this model's parameters only")
+        file.write(piece)
+
+
+def _key(request: Request) -> UpdateKey:
+    query = request.query_params
+    return UpdateKey(worker=query["worker"], base_round=int(query["base_round"]), number=int(query["number"]))
+
+
+def _standing(standing: Standing) -> Response:
+    return JSONResponse({"round": standing.round, "is_awaited": standing.is_awaited, "has_model": standing.has_model})
+
+
+def _frame(parameters: GlobalParameters) -> Response:
+    metadata = {
+        "round": str(parameters.round),
+        "kind": parameters.kind,
+        "is_counted": json.dumps(parameters.is_counted),
+    }
+    pieces = encode(to_wire(parameters.tensors, is_bf16=parameters.kind == "update"), metadata)
+    parts = (bytes(piece[at : at + _PIECE]) for piece in pieces for at in range(0, piece.nbytes, _PIECE))
+    headers = {"Content-Length": str(size_of(pieces)), "Content-Type": "application/octet-stream"}
+    return StreamingResponse(parts, headers=headers)

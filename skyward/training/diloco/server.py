@@ -1,0 +1,225 @@
+"""`DiLoCoServer`: an exchange behind HTTP, with a thread for its event loop and one that evicts silent workers."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import threading
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+import uvicorn
+
+from ...errors import SkywardError, UsageError
+from ..control.server import bind, is_loopback
+from ..evaluation.legal import check_at_least
+from .addresses import FIRST_PORT
+from .algorithm import OuterOptimizer
+from .exchange import DeltaExchange
+from .http_app import DiLoCoApp
+from .rounds import Rounds
+from .saves import ServerSaves
+from .tensors import exchanged
+
+START_S = 60.0
+"""Longest wait for the event loop to answer requests, in seconds."""
+LAST_ANSWERS_S = 2
+"""Seconds that running requests have to end once the server stops."""
+
+_log = logging.getLogger(__name__)
+
+
+class DiLoCoServer:
+    """Server of loosely joined training: it averages the workers' progress, and holds the global parameters.
+
+    Rounds are synchronous. Each waits for the workers that were present when it began. A worker that joins later takes
+    part in the next one, and one that is silent for too long is no longer waited for.
+
+    With `save_dir`, the state is saved before the workers of a round get their answers. A server that was killed goes
+    on from there, and its workers notice nothing but a pause.
+
+    Args:
+        model: Model whose parameters, and buffers of floating point, are the first global ones; None: the first worker
+            sends its own. A save in `save_dir` comes before both.
+        num_workers: Workers that the first round waits for.
+        port: Port to listen on, 0 for any free one; None: the first free one from 8512 on.
+        outer_optimizer: Optimizer of the global parameters; None: SGD with learning rate 0.7 and Nesterov momentum 0.9.
+        host: Address to listen on. Other machines reach any but a loopback address, so it needs `cert`.
+        save_dir: Folder of the saves; None: the state is lost with the process.
+        save_every_n_rounds: Rounds between two saves. With more than 1, a server that was killed goes back by some
+            rounds, and so do its workers.
+        heartbeat_timeout: Seconds of silence after which a worker is evicted; 0: never.
+        min_workers: Least number of workers that end a round.
+        bf16_answers: Answer with updates in bfloat16, a quarter to a half of the bytes. The global parameters then move
+            by the rounded updates.
+        token: Token that workers need; None: 32 random bytes.
+        cert: PEM file with the certificate for TLS and its key.
+
+    Raises:
+        UsageError: An argument is not legal, the port is taken, or the save is of another model.
+
+    Example:
+        with DiLoCoServer(model, num_workers=2, save_dir="global") as server:
+            print(server.address, server.token)
+            input("Enter ends the server")
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module | None = None,
+        num_workers: int = 1,
+        *,
+        port: int | None = None,
+        outer_optimizer: OuterOptimizer | None = None,
+        host: str = "127.0.0.1",
+        save_dir: str | os.PathLike[str] | None = None,
+        save_every_n_rounds: int = 1,
+        heartbeat_timeout: float = 120.0,
+        min_workers: int = 1,
+        bf16_answers: bool = False,
+        token: str | None = None,
+        cert: str | os.PathLike[str] | None = None,
+    ) -> None:
+        check_at_least("save_every_n_rounds", save_every_n_rounds, 1)
+        if not is_loopback(host) and cert is None:
+            raise UsageError(
+                f"host={host!r}: other machines reach it, and cert=None means no encryption; "
+                "set cert= to a certificate, or keep host='127.0.0.1' and use `ssh -L`"
+            )
+        self._host, self._port, self._cert = host, port, cert
+        self._token = token or secrets.token_hex(32)
+        saves = None if save_dir is None else ServerSaves(save_dir)
+        self._exchange = DeltaExchange(
+            Rounds(min_workers=min_workers, num_workers=num_workers, heartbeat_timeout_s=heartbeat_timeout),
+            tensors=None if model is None else _masters(model),
+            outer=outer_optimizer,
+            is_bf16_down=bf16_answers,
+            saves=saves,
+            save_every=save_every_n_rounds,
+        )
+        self._look_s = heartbeat_timeout / 3 if heartbeat_timeout else None
+        self._stop = threading.Event()
+        self._socket: socket.socket | None = None
+        self._server: uvicorn.Server | None = None
+        self._app: DiLoCoApp | None = None
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def token(self) -> str:
+        """Token that workers need."""
+        return self._token
+
+    @property
+    def address(self) -> str:
+        """Address for workers, such as `http://127.0.0.1:8512`. The server has been started."""
+        assert self._socket is not None
+        host, port = self._socket.getsockname()[:2]
+        return f"{'http' if self._cert is None else 'https'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+    def status(self) -> dict[str, Any]:
+        """Return the open round, the workers and the last save, as `skyward diloco status --json` prints them."""
+        return self._exchange.status()
+
+    def start(self) -> None:
+        """Listen, and return once requests are answered.
+
+        Raises:
+            UsageError: The port or the certificate cannot be used.
+        """
+        self._socket = bind(self._host, self._port, first=FIRST_PORT)
+        self._app = DiLoCoApp(self._exchange, token=self._token, stop=self._stop.set)
+        try:
+            self._server = uvicorn.Server(self._config(self._app))
+        except BaseException:
+            self._socket.close()
+            raise
+        self._threads = [threading.Thread(target=self._serve, name="skyward-diloco-server", daemon=True)]
+        if self._look_s is not None:
+            self._threads.append(threading.Thread(target=self._look, name="skyward-diloco-eviction", daemon=True))
+        for thread in self._threads:
+            thread.start()
+        self._await_start(self._server)
+
+    def stop(self) -> None:
+        """Save, end all requests, and return when nothing runs. Idempotent."""
+        self._stop.set()
+        if self._server is None or self._app is None:
+            return
+        self._app.end_waits()
+        self._server.should_exit = True
+        for thread in self._threads:
+            thread.join()
+        self._server = None
+        try:
+            self._exchange.save()
+        except (SkywardError, OSError) as error:
+            _log.error("the last state could not be saved: %s", error)
+
+    def wait(self) -> None:
+        """Return when an operator asks the server to stop (`skyward diloco stop`), or another thread calls `stop`."""
+        while not self._stop.wait(1.0):  # so that Ctrl-C is seen
+            pass
+
+    def run(self) -> None:
+        """Serve until an operator asks the server to stop, or an exception such as Ctrl-C ends it."""
+        with self:
+            self.wait()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _config(self, app: DiLoCoApp) -> uvicorn.Config:
+        config = uvicorn.Config(
+            app.asgi,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            timeout_graceful_shutdown=LAST_ANSWERS_S,
+            ssl_certfile=None if self._cert is None else os.fspath(self._cert),
+        )
+        try:
+            config.load()
+        except OSError as error:  # an ssl.SSLError is one
+            raise UsageError(f"cert={self._cert!r}: cannot be used: {error}; name a PEM file with its key") from error
+        return config
+
+    def _serve(self) -> None:
+        assert self._server is not None
+        assert self._socket is not None
+        try:
+            self._server.run(sockets=[self._socket])
+        except Exception:
+            _log.exception("the server ended")
+        finally:
+            self._socket.close()
+            self._stop.set()
+
+    def _look(self) -> None:
+        while not self._stop.wait(self._look_s):
+            try:
+                self._exchange.evict_silent()
+            except Exception:
+                _log.exception("a round could not be closed")
+
+    def _await_start(self, server: uvicorn.Server) -> None:
+        for _ in range(int(START_S / 0.01)):
+            if server.started:
+                return
+            if self._stop.wait(0.01):
+                break
+        self.stop()
+        raise UsageError(f"host={self._host!r}: the server did not start; see the log above for the reason")
+
+
+def _masters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().to("cpu", torch.float32, copy=True) for name, tensor in exchanged(model).items()}

@@ -1,0 +1,59 @@
+"""Tensors from and to frames, and the arrays of a model that workers exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from ...errors import UsageError
+from ..parts import is_dtensor
+from .frames import ArrayFrame, WireArray
+
+_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
+BUFFER_PREFIX = "buffer:"
+"""Begins the name of a buffer on the wire. A server averages buffers, and its outer optimizer leaves them alone."""
+
+
+def to_wire(tensors: Mapping[str, torch.Tensor], *, is_bf16: bool = False) -> dict[str, WireArray]:
+    """Return tensors as arrays of a frame, in float32 or rounded to bfloat16. They share memory where they can."""
+    dtype = "BF16" if is_bf16 else "F32"
+    arrays = {}
+    for name, tensor in tensors.items():
+        flat = tensor.detach().to("cpu", _DTYPES[dtype]).contiguous().reshape(-1)
+        data = memoryview(flat.view(torch.uint8).numpy().data)
+        arrays[name] = WireArray(dtype=dtype, shape=tuple(tensor.shape), data=data)
+    return arrays
+
+
+def to_tensors(frame: ArrayFrame) -> dict[str, torch.Tensor]:
+    """Return the arrays of a frame as float32 tensors. They share the frame's memory, which must be writable."""
+    tensors = {}
+    for name, array in frame.arrays.items():
+        if array.data.nbytes:
+            tensor = torch.frombuffer(array.data, dtype=_DTYPES[array.dtype]).reshape(array.shape)
+        else:
+            tensor = torch.empty(array.shape)
+        tensors[name] = tensor.float()
+    return tensors
+
+
+def exchanged(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the tensors of a model that workers exchange, in the order of the model, by their names on the wire.
+
+    These are its parameters, and its buffers of floating point, such as the running means of BatchNorm. Tied weights
+    are one tensor, under their first name. Other buffers, such as counters, stay where they are.
+
+    Raises:
+        UsageError: The model has no parameters, or ones that are sharded over ranks.
+    """
+    tensors: dict[str, torch.Tensor] = dict(model.named_parameters())
+    sharded = [name for name, tensor in tensors.items() if is_dtensor(tensor)]
+    if sharded:
+        raise UsageError(f"model: parameter {sharded[0]!r} is sharded over ranks; pass a model that is whole here")
+    if not tensors:
+        raise UsageError("model: has no parameters; pass one that can be trained")
+    tensors.update(
+        (BUFFER_PREFIX + name, buffer) for name, buffer in model.named_buffers() if buffer.is_floating_point()
+    )
+    return tensors

@@ -1,0 +1,418 @@
+"""`DiLoCoWorker`: counts inner steps, sends the worker's delta every H steps, and goes on from the answer.
+
+A delta that was sent is never computed again: a worker that got no answer asks for that one first. Meanwhile it trains
+on, and its progress since then is added to the parameters of the answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from ...errors import UsageError
+from ..evaluation.legal import check_at_least
+from ..parts import unwrapped
+from .algorithm import pseudo_gradient
+from .client import DiLoCoClient, ServerUnreachable
+from .frames import ArrayFrame, encode, size_of
+from .refusal import RefusalKind, WorkerRefused
+from .rounds import UpdateKey
+from .schedule import SyncSchedule
+from .tensors import exchanged, to_tensors, to_wire
+
+SYNC_EVERY = 500
+"""Inner steps between two synchronisations. Source: arXiv 2311.08105."""
+FIRST_PAUSE_S = 2.0
+"""Pause before the first retry; each further one is twice as long, up to `MOST_PAUSE_S`."""
+MOST_PAUSE_S = 60.0
+LONG_POLL_S = 20.0
+"""Time that the server holds one question for an answer."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Pending:
+    """An update without an answer."""
+
+    key: UpdateKey
+    local: dict[str, torch.Tensor]
+    """The tensors that its delta is computed from, on the CPU."""
+    step: int
+    """Inner step at which they were copied."""
+
+
+class DiLoCoWorker:
+    """Worker of loosely joined training, for a loop of one's own.
+
+    In the block, each step of the optimizer counts as an inner step. Gradient accumulation counts once, and a step that
+    a gradient scaler skips does not count. After every `sync_every` steps the call of `optimizer.step()` also
+    exchanges the worker's progress for that of all workers, which takes until the slowest one is there.
+
+    If the server does not answer, the worker trains on, and tries again after the next `sync_every` steps.
+
+    Args:
+        model: Model that is trained. Its parameters and its buffers of floating point are exchanged.
+        optimizer: Its `torch.optim.Optimizer`; None: the loop calls `count_step` after each step.
+        server_addr: Address of the server, `host:port` or a URL.
+        sync_every: Inner steps between two synchronisations.
+        worker_id: Name of the worker, unique among all workers and the same after a restart; None: the host's name and
+            random letters, kept in checkpoints.
+        bf16_comm: Send deltas in bfloat16, which halves the upload.
+        timeout: Longest wait for the other workers, and longest silence of the server, in seconds.
+        heartbeat_interval: Seconds between two signs of life; 0: none.
+        max_sync_retries: Retries of a synchronisation that failed, after pauses of 2, 4, 8, ... seconds.
+        token: The server's token; None: from DILOCO_TOKEN, or the file that DILOCO_TOKEN_FILE names.
+
+    Raises:
+        UsageError: An argument is not legal.
+
+    Example:
+        with DiLoCoWorker(model, optimizer, "127.0.0.1:8512", sync_every=100):
+            for batch in data:
+                optimizer.zero_grad()
+                loss_of(model, batch).backward()
+                optimizer.step()
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        server_addr: str,
+        *,
+        sync_every: int = SYNC_EVERY,
+        worker_id: str | None = None,
+        bf16_comm: bool = True,
+        timeout: float = 600.0,
+        heartbeat_interval: float = 30.0,
+        max_sync_retries: int = 3,
+        token: str | None = None,
+    ) -> None:
+        check_at_least("max_sync_retries", max_sync_retries, 0)
+        for name, seconds, least in (("timeout", timeout, 1e-3), ("heartbeat_interval", heartbeat_interval, 0)):
+            if not (math.isfinite(seconds) and seconds >= least):
+                raise UsageError(f"{name}={seconds!r}: must be a finite number of seconds; set {name}=60, for example")
+        self._tensors = exchanged(unwrapped(model))
+        self._optimizer = optimizer
+        self._client = DiLoCoClient(server_addr, token=token, timeout_s=timeout)
+        self._schedule = SyncSchedule(sync_every=sync_every)
+        self._wanted_id = worker_id
+        self._worker = worker_id or f"{socket.gethostname()}-{secrets.token_hex(4)}"
+        self._session = secrets.token_hex(16)
+        self._bf16, self._timeout_s = bf16_comm, timeout
+        self._heartbeat_s, self._retries = heartbeat_interval, max_sync_retries
+        self._base: dict[str, torch.Tensor] | None = None
+        """Parameters of the base round, in float32; None after a resume whose delta has arrived already."""
+        self._base_round: int | None = None
+        self._number = 0
+        self._pending: _Pending | None = None
+        self._hook: Any = None
+        self._ended = threading.Event()
+        self._heart: threading.Thread | None = None
+        self._steps, self._began_at, self._waited_s = 0, 0.0, 0.0
+        self._counts = {"sync_count": 0, "local_step": 0, "sync_retries": 0, "reconnections": 0}
+        self._total_sync_time = 0.0
+        self._last = {"last_sync_time": 0.0, "last_send_mb": 0.0, "last_recv_mb": 0.0}
+
+    @property
+    def worker_id(self) -> str:
+        """Name of the worker."""
+        return self._worker
+
+    @property
+    def sync_metrics(self) -> dict[str, float]:
+        """Metrics for a log. Times are in seconds, sizes in 10^6 bytes."""
+        values = {
+            "sync_count": self._counts["sync_count"],
+            "local_step": self._counts["local_step"],
+            "total_sync_time": self._total_sync_time,
+            **self._last,
+            "steps_per_second": self.get_steps_per_second(),
+            "sync_every": self._schedule.sync_every,
+        }
+        values.update((name, count) for name, count in self._counts.items() if count and name not in values)
+        return {f"diloco/{name}": value for name, value in values.items()}
+
+    def get_steps_per_second(self) -> float:
+        """Return the inner steps per second of training since the start, without the time of synchronisations."""
+        seconds = time.perf_counter() - self._began_at - self._waited_s
+        return self._steps / seconds if self._steps and seconds > 0 else 0.0
+
+    # Life -------------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Join, load the global parameters, and count steps from now on.
+
+        After `load_state_dict`, the model keeps its own parameters if its round is still open.
+
+        Raises:
+            UsageError: The server does not answer, or refuses this worker, for example because another process has its
+                id.
+        """
+        group = torch.distributed
+        if group.is_available() and group.is_initialized() and group.get_world_size() > 1:
+            raise UsageError("DiLoCoWorker: a worker of several ranks is not supported yet; train on one rank")
+        try:
+            self._join()
+        except WorkerRefused as refusal:
+            raise UsageError(refusal.message) from None
+        except ServerUnreachable as error:
+            raise UsageError(f"server_addr={self._client.name!r}: {error}; start `skyward diloco serve`") from error
+        if isinstance(self._optimizer, torch.optim.Optimizer):
+            self._hook = self._optimizer.register_step_post_hook(lambda *_: self.count_step())
+        self._began_at, self._steps, self._waited_s = time.perf_counter(), 0, 0.0
+        self._ended.clear()
+        if self._heartbeat_s:
+            self._heart = threading.Thread(target=self._beat, name="skyward-diloco-heartbeat", daemon=True)
+            self._heart.start()
+
+    def stop(self) -> None:
+        """Leave the server, and count no more steps. The model keeps its parameters. Idempotent."""
+        self._ended.set()
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+        if self._heart is not None:
+            self._heart.join()
+            self._heart = None
+        if self._base_round is not None:
+            try:
+                self._client.ask("/leave", {"worker": self._worker, "session": self._session})
+            except (WorkerRefused, ServerUnreachable, UsageError) as error:
+                _log.info("worker %s left without a goodbye: %s", self._worker, error)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    # Steps ------------------------------------------------------------------------------------------------------------
+
+    def count_step(self) -> None:
+        """Count an inner step, and synchronise if it was the last one of its round."""
+        self._steps += 1
+        self._counts["local_step"] += 1
+        if any(action.kind == "send" for action in self._schedule.advance()):
+            self.force_sync()
+
+    def force_sync(self) -> bool:
+        """Synchronise now. Return whether it succeeded; if not, the log says why, and the worker trains on."""
+        began = time.perf_counter()
+        deadline, pause = began + self._timeout_s, FIRST_PAUSE_S
+        try:
+            for attempt in range(self._retries + 1):
+                try:
+                    self._synchronise(deadline)
+                    self._counts["sync_count"] += 1
+                    return True
+                except ServerUnreachable as error:
+                    if attempt == self._retries or time.perf_counter() >= deadline or self._ended.is_set():
+                        _log.warning("worker %s trains on without synchronisation: %s", self._worker, error)
+                        return False
+                    _log.warning("worker %s retries in %g s: %s", self._worker, pause, error)
+                    self._counts["sync_retries"] += 1
+                    self._ended.wait(pause)
+                    pause = min(2 * pause, MOST_PAUSE_S)
+        except (UsageError, WorkerRefused) as error:  # a training of days does not end because its server changed
+            _log.error("worker %s trains on without synchronisation: %s", self._worker, error)
+        finally:
+            seconds = time.perf_counter() - began
+            self._waited_s += seconds
+            self._total_sync_time += seconds
+            self._last["last_sync_time"] = seconds
+        return False
+
+    def _synchronise(self, deadline: float) -> None:
+        while True:
+            try:
+                return self._take(self._exchanged(deadline))
+            except WorkerRefused as refusal:
+                _log.warning("worker %s: %s", self._worker, refusal.message)
+                if refusal.kind is RefusalKind.ID_TAKEN:
+                    raise
+                # Without a delta that is refused for its values the round goes on, and it has an answer.
+                if refusal.kind is not RefusalKind.BAD_DELTA and not self._rejoin(deadline):
+                    return None
+
+    def _exchanged(self, deadline: float) -> ArrayFrame:
+        """Return the answer to the pending update, after sending one if there is none."""
+        if self._pending is None:
+            local = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self._tensors.items()}
+            self._pending = _Pending(self._key(), local, self._counts["local_step"])
+        pending = self._pending
+        while True:
+            left = deadline - time.perf_counter()
+            if left <= 0:
+                raise ServerUnreachable(f"no answer within timeout={self._timeout_s:g} s: a worker is slow or gone")
+            answer = self._client.answer(pending.key, self._session, wait_s=min(left, LONG_POLL_S))
+            if isinstance(answer, ArrayFrame):
+                return answer
+            if answer == "unknown":
+                self._send(pending)
+
+    def _send(self, pending: _Pending) -> None:
+        if self._base is None:
+            raise WorkerRefused(RefusalKind.WRONG_ROUND, f"worker={self._worker!r}: has no base; load the parameters")
+        delta = {}
+        for name, tensor in pending.local.items():
+            # A model in bfloat16 trains from the rounded parameters. The rounding is no progress.
+            delta[name] = pseudo_gradient(self._base[name].to(tensor.dtype).float(), tensor.float())
+        pieces = encode(to_wire(delta, is_bf16=self._bf16), {})
+        self._last["last_send_mb"] = size_of(pieces) / 1e6
+        self._client.submit(pending.key, self._session, pieces)
+
+    def _take(self, answer: ArrayFrame) -> None:
+        """Go on from an answer, and add what was learnt since its update was computed."""
+        assert self._pending is not None
+        received = to_tensors(answer)
+        self._last["last_recv_mb"] = sum(array.data.nbytes for array in answer.arrays.values()) / 1e6
+        if answer.metadata["kind"] == "update":
+            if self._base is None:  # resumed after its update had arrived
+                self._load_current()
+                return
+            for name, update in received.items():
+                self._base[name] += update
+        else:
+            self._base = received
+        sent = self._pending
+        with torch.no_grad():
+            for name, tensor in self._tensors.items():
+                if sent.step == self._counts["local_step"]:
+                    tensor.copy_(self._base[name])
+                else:
+                    tensor.copy_(self._base[name] + (tensor.cpu() - sent.local[name]))
+        self._begin_round(int(answer.metadata["round"]))
+
+    def _begin_round(self, number: int) -> None:
+        self._base_round, self._pending = number, None
+        self._number += 1
+
+    # Membership -------------------------------------------------------------------------------------------------------
+
+    def _key(self) -> UpdateKey:
+        assert self._base_round is not None
+        return UpdateKey(worker=self._worker, base_round=self._base_round, number=self._number)
+
+    def _ask_to_join(self) -> dict[str, Any]:
+        layout = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
+        body = {"worker": self._worker, "session": self._session, "base_round": self._base_round, "layout": layout}
+        return self._client.ask("/join", body)
+
+    def _join(self) -> None:
+        resumed_round = self._base_round
+        standing = self._ask_to_join()
+        if not standing["has_model"]:
+            self._client.offer(encode(to_wire(self._tensors), {}))
+        if resumed_round is not None and self._goes_on(resumed_round, standing):
+            return
+        self._await_round(standing, time.perf_counter() + self._timeout_s)
+        self._load_current()
+        self._schedule = SyncSchedule(sync_every=self._schedule.sync_every)
+
+    def _goes_on(self, resumed_round: int, standing: Mapping[str, Any]) -> bool:
+        """Return whether the parameters of the checkpoint are still of use, and get the base that they need."""
+        if standing["round"] == resumed_round and standing["is_awaited"]:
+            frame = self._client.parameters()
+            if frame is not None and int(frame.metadata["round"]) == resumed_round:
+                self._base = to_tensors(frame)
+                return True
+        try:  # its update may have arrived before it was killed; it will compute the same one again
+            return self._client.answer(self._key(), self._session, wait_s=0) != "unknown"
+        except WorkerRefused:
+            return False
+
+    def _rejoin(self, deadline: float) -> bool:
+        """Join again. Return whether the delta is still of use; if not, the current parameters are loaded."""
+        base_round = self._base_round
+        self._counts["reconnections"] += 1
+        standing = self._ask_to_join()
+        if not standing["has_model"]:
+            self._client.offer(encode(to_wire(self._tensors), {}))
+        if standing["round"] == base_round and standing["is_awaited"] and self._base is not None:
+            return True
+        self._await_round(standing, deadline)
+        _log.warning("worker %s gives up the steps since round %s", self._worker, base_round)
+        self._load_current()
+        return False
+
+    def _await_round(self, standing: Mapping[str, Any], deadline: float) -> None:
+        """Return when this worker is a member of the open round."""
+        while not standing["is_awaited"]:
+            if time.perf_counter() > deadline:
+                raise ServerUnreachable(f"no round began within timeout={self._timeout_s:g} s")
+            self._ended.wait(0.1)
+            standing = self._client.ask("/heartbeat", {"worker": self._worker, "session": self._session})
+
+    def _load_current(self) -> None:
+        frame = self._client.parameters()
+        if frame is None:
+            raise ServerUnreachable(f"{self._client.name} has no parameters yet")
+        self._base = to_tensors(frame)
+        with torch.no_grad():
+            for name, tensor in self._tensors.items():
+                tensor.copy_(self._base[name])
+        self._begin_round(int(frame.metadata["round"]))
+
+    def _beat(self) -> None:
+        while not self._ended.wait(self._heartbeat_s):
+            figures = {"steps_per_second": self.get_steps_per_second(), "local_step": self._counts["local_step"]}
+            try:
+                self._client.ask("/heartbeat", {"worker": self._worker, "session": self._session, "figures": figures})
+            except WorkerRefused as refusal:
+                if refusal.kind is RefusalKind.NOT_A_MEMBER:
+                    self._join_early()
+            except Exception as error:  # the next one may get through
+                _log.info("worker %s: a heartbeat failed: %s", self._worker, error)
+
+    def _join_early(self) -> None:
+        """Join again after an eviction, so that the delta still counts if the round is open."""
+        try:
+            self._ask_to_join()
+        except (WorkerRefused, ServerUnreachable, UsageError) as error:
+            _log.warning("worker %s could not join again: %s", self._worker, error)
+
+    # State ------------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position in the round and the counters, as values for JSON. The parameters are the model's."""
+        return {
+            **self._counts,
+            "total_sync_time": self._total_sync_time,
+            "sync_every": self._schedule.sync_every,
+            "worker_id": self._worker,
+            "session": self._session,
+            "base_round": self._base_round,
+            "number": self._number,
+            "schedule": self._schedule.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue at a state that `state_dict` returned. Call it before `start`, with the model's parameters loaded.
+
+        A worker with another `worker_id` than the saved one takes over the counters only.
+        """
+        if not state:
+            return
+        for name in self._counts:
+            self._counts[name] = int(state[name])
+        self._total_sync_time = float(state["total_sync_time"])
+        if self._wanted_id not in (None, state["worker_id"]):
+            return
+        self._worker, self._session = str(state["worker_id"]), str(state["session"])
+        self._base_round, self._number = state["base_round"], int(state["number"])
+        self._schedule.load_state_dict(state["schedule"])

@@ -1,0 +1,69 @@
+"""A line to a server that breaks at a chosen byte, or after the server has taken everything in."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from types import TracebackType
+from typing import Self
+
+ANSWER = 1 << 40
+"""A cut after the request: the server gets all of it, and its answer is lost."""
+_PIECE = 1 << 16
+
+
+class LossyLine:
+    """Listens in front of a server, and passes on one request at a time.
+
+    Args:
+        target: Port of the server.
+        request: Beginning of the requests that are cut, such as "PUT /updates".
+        cuts: For each such request in turn: byte of its body before which the line breaks. Negative ones are in its
+            head. Later requests pass.
+    """
+
+    def __init__(self, target: int, *, request: str, cuts: list[int]) -> None:
+        self._target, self._request, self.cuts = target, request.encode(), list(cuts)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(60)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                worker, _ = self._listener.accept()
+                server = socket.create_connection(("127.0.0.1", self._target))
+                with worker, server, contextlib.suppress(OSError):
+                    self._carry(worker, server)
+
+    def _carry(self, worker: socket.socket, server: socket.socket) -> None:
+        request = b""
+        while b"\r\n\r\n" not in request:
+            request += worker.recv(_PIECE)
+        head, _, body = request.partition(b"\r\n\r\n")
+        fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
+        length = int(fields.get(b"content-length", 0))
+        while len(body) < length:
+            body += worker.recv(_PIECE)
+        request = head + b"\r\n\r\n" + body
+        cut = self.cuts.pop(0) if self.cuts and head.startswith(self._request) else None
+        if cut is not None and cut != ANSWER:
+            server.sendall(request[: len(request) - length + cut])
+            return
+        server.sendall(request)
+        while answer := server.recv(_PIECE):
+            if cut == ANSWER:
+                return
+            worker.sendall(answer)

@@ -1,0 +1,240 @@
+"""Servers and workers on loopback: what faults cost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from skyward.errors import UsageError
+from skyward.training.diloco import DiLoCoServer, DiLoCoWorker, worker
+from skyward.training.diloco.client import DiLoCoClient
+from skyward.training.diloco.frames import encode
+from skyward.training.diloco.rounds import UpdateKey
+from skyward.training.diloco.tensors import exchanged, to_wire
+from tests.training.diloco.lossy_line import ANSWER, LossyLine
+from tests.training.diloco.runs import (
+    TOKEN,
+    are_equal,
+    make_model,
+    serving,
+    state_of,
+    step,
+    together,
+    train,
+    worker_of,
+)
+from tests.waiting import until
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(worker, "MOST_PAUSE_S", 0.5)
+
+
+def trained(rounds: int) -> dict[str, torch.Tensor]:
+    model = make_model()
+    with serving(make_model()) as server:
+        train(server, model, "a", 3 * rounds)
+    return state_of(model)
+
+
+def test_a_delta_counts_once_wherever_its_connection_breaks() -> None:
+    """In the request's head, in each part of the frame, and after the server has it all."""
+    frame = b"".join(encode(to_wire(exchanged(make_model())), {}))
+    data = 8 + int.from_bytes(frame[:8], "little")
+    cuts = [-30, -1, 0, 1, 7, 8, data - 1, data, data + 1, len(frame) - 1, ANSWER, ANSWER]
+    model = make_model()
+    with serving(make_model()) as server:
+        port = int(server.address.rpartition(":")[2])
+        with LossyLine(port, request="PUT /updates", cuts=cuts) as line:
+            train(line.address, model, "a", 6, max_sync_retries=len(cuts))
+            assert line.cuts == []
+        assert server.status()["round"] == 2
+    assert are_equal(state_of(model), trained(2))
+
+
+def test_an_answer_that_breaks_off_is_fetched_again() -> None:
+    model = make_model()
+    with serving(make_model()) as server:
+        port = int(server.address.rpartition(":")[2])
+        with LossyLine(port, request="GET /answers", cuts=[ANSWER, ANSWER]) as line:
+            train(line.address, model, "a", 6)
+            assert line.cuts == []
+        assert server.status()["round"] == 2
+    assert are_equal(state_of(model), trained(2))
+
+
+ROUNDS = 6
+
+
+def has_saved(folder: Path, rounds: int) -> bool:
+    """Return whether a server has saved that many rounds, and has begun with the next save."""
+    names = os.listdir(folder) if folder.exists() else []
+    newest = max((int(name.rpartition("-")[2]) for name in names if name.startswith("checkpoint-")), default=-1)
+    return newest > rounds or (newest == rounds and any(name.startswith(".tmp-") for name in names))
+
+
+@contextmanager
+def serve_process(port: int, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    code = f"""
+import sys
+from skyward.training.diloco import DiLoCoServer
+from tests.training.diloco.runs import TOKEN
+with DiLoCoServer(None, 2, port={port}, token=TOKEN, save_dir={str(folder)!r}, heartbeat_timeout=0) as server:
+    print(server.address, flush=True)
+    sys.stdin.read()
+"""
+    server = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ
+    )
+    try:
+        assert server.stdout is not None
+        assert server.stdout.readline()
+        yield server
+    finally:
+        server.kill()
+        server.communicate()
+
+
+def test_a_server_that_is_killed_while_it_saves_costs_nothing(tmp_path: Path) -> None:
+    """Two workers train on one after another server. Each is killed when a save has begun."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    models = [make_model(), make_model()]
+    address = f"127.0.0.1:{port}"
+    workers = [
+        threading.Thread(
+            target=train,
+            args=(address, models[n], str(n), 3 * ROUNDS),
+            kwargs={"data_seed": n, "max_sync_retries": 1000, "timeout": 200},
+        )
+        for n in (0, 1)
+    ]
+    for saved in (0, 2):
+        with serve_process(port, tmp_path) as server:
+            for thread in workers:
+                if thread.ident is None:
+                    thread.start()
+            until(partial(has_saved, tmp_path, saved))
+            server.send_signal(signal.SIGKILL)
+            server.wait()
+    with serve_process(port, tmp_path):
+        for thread in workers:
+            thread.join(200)
+            assert not thread.is_alive()
+    expected = [make_model(), make_model()]
+    with serving(None, num_workers=2) as unharmed:
+        together(*(partial(train, unharmed, expected[n], str(n), 3 * ROUNDS, data_seed=n) for n in (0, 1)))
+    assert are_equal(state_of(models[0]), state_of(expected[0]))
+    assert are_equal(state_of(models[1]), state_of(expected[1]))
+
+
+def test_fewer_workers_than_min_workers_end_no_round(caplog: pytest.LogCaptureFixture) -> None:
+    with serving(make_model(), num_workers=2, min_workers=2) as server:
+        lone = worker_of(server, make_model(), None, "lone", timeout=0.3, max_sync_retries=0)
+        lone.start()
+        assert not lone.force_sync()
+        assert "no answer within timeout=0.3 s" in caplog.text
+        assert server.status()["round"] == 0
+        train(server, make_model(), "other", 3)
+        assert server.status()["round"] == 1
+
+
+def test_a_worker_that_is_evicted_keeps_its_delta_for_its_round() -> None:
+    """A worker that was silent comes back while its round is open: nothing of its work is lost."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with serving(make_model(), num_workers=1) as server, worker_of(server, model, optimizer, "a") as late:
+        step(model, optimizer, 0)
+        step(model, optimizer, 1)
+        assert DiLoCoClient(server.address, token=TOKEN).ask("/control/kick", {"worker": "a"}) == {"was_present": True}
+        assert server.status()["workers"] == []
+        step(model, optimizer, 2)
+        assert late.sync_metrics["diloco/reconnections"] == 1
+        assert server.status()["round"] == 1
+    assert are_equal(state_of(model), trained(1))
+
+
+def test_a_worker_that_dies_is_evicted_and_the_round_goes_on() -> None:
+    models = [make_model(), make_model()]
+    with serving(make_model(), num_workers=2, heartbeat_timeout=1.0) as server:
+        dead = worker_of(server, models[1], None, "dead")
+        dead.start()  # it has no heartbeat, and says nothing from now on
+        train(server, models[0], "a", 3, heartbeat_interval=0.1)
+        assert server.status()["round"] == 1
+        assert dead.force_sync()  # what it had trained is lost, and it goes on from the others' parameters
+    assert are_equal(state_of(models[0]), state_of(models[1]))
+
+
+def test_a_worker_resumes_from_its_checkpoint_to_the_bit() -> None:
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with serving(make_model()) as server:
+        first = worker_of(server, model, optimizer, "a")
+        first.start()
+        for number in range(4):
+            step(model, optimizer, number)
+        saved = {name: tensor.clone() for name, tensor in model.state_dict().items()}, first.state_dict()
+        step(model, optimizer, 4)
+        step(model, optimizer, 5)  # this round is closed when the worker is killed
+        resumed = make_model(1)
+        resumed.load_state_dict(saved[0])
+        optimizer = torch.optim.SGD(resumed.parameters(), lr=0.05)
+        second = worker_of(server, resumed, optimizer, "a")
+        second.load_state_dict(json.loads(json.dumps(saved[1])))
+        with second:
+            for number in range(4, 9):
+                step(resumed, optimizer, number)
+        assert server.status()["round"] == 3
+    assert are_equal(state_of(resumed), trained(3))
+
+
+@pytest.mark.parametrize("token", ["another", "no ascii: ä", ""])
+def test_a_wrong_token_is_refused(token: str) -> None:
+    with serving(make_model()) as server:
+        request = urllib.request.Request(f"{server.address}/status", headers={"Authorization": f"Bearer {token}"})
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request)
+        refused.value.close()
+        assert refused.value.code == 401
+
+
+def test_a_frame_over_the_limit_is_refused() -> None:
+    with serving(make_model()) as server, worker_of(server, make_model(), None, "a") as worker_a:
+        client = DiLoCoClient(server.address, token=TOKEN)
+        key = UpdateKey(worker="a", base_round=0, number=9)
+        session = worker_a.state_dict()["session"]
+        with pytest.raises(UsageError, match="more than the model"):
+            client.submit(key, session, [memoryview(bytes(2**24))] * 2)
+        assert client.ask("/status")["round"] == 0
+
+
+def test_no_encryption_beyond_loopback_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"host='0.0.0.0': other machines reach it, and cert=None"):
+        DiLoCoServer(make_model(), host="0.0.0.0")
+    with pytest.raises(UsageError, match="without encryption"):
+        DiLoCoWorker(make_model(), None, "10.0.0.1:8512")
+
+
+def test_a_save_of_another_model_is_refused(tmp_path: Path) -> None:
+    with serving(make_model(), save_dir=tmp_path):
+        pass
+    with pytest.raises(UsageError, match="the save is of another one"):
+        DiLoCoServer(torch.nn.Linear(2, 2), save_dir=tmp_path)

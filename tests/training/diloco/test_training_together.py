@@ -1,0 +1,155 @@
+"""Servers and workers on loopback: what they compute."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from skyward.errors import UsageError
+from skyward.training.diloco import OuterSGD
+from tests.training.diloco.runs import are_equal, make_model, serving, state_of, step, together, train, worker_of
+
+
+def averaging() -> OuterSGD:
+    return OuterSGD(lr=1.0, momentum=0.0, nesterov=False)
+
+
+def test_equal_workers_equal_one_to_the_bit() -> None:
+    with serving(make_model()) as server:
+        alone = make_model(1)
+        train(server, alone, "alone", 9)
+    models = [make_model(seed) for seed in (1, 2)]
+    with serving(make_model(), num_workers=2) as server:
+        together(
+            *(
+                lambda name=name, model=model: train(server, model, name, 9)
+                for name, model in zip("ab", models, strict=True)
+            )
+        )
+        assert server.status()["round"] == 3
+    assert are_equal(state_of(models[0]), state_of(models[1]))
+    assert are_equal(state_of(models[0]), state_of(alone))
+
+
+def test_averaging_gives_the_mean_of_parameters_and_buffers() -> None:
+    models = [make_model(), make_model()]
+    with serving(make_model(), num_workers=2, outer_optimizer=averaging()) as server:
+        together(*(partial(train, server, models[n], str(n), 3, data_seed=n) for n in (0, 1)))
+    expected = []
+    for n in (0, 1):
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        for number in range(3):
+            step(model, optimizer, number, n)
+        expected.append(state_of(model))
+    for name, tensor in state_of(models[0]).items():
+        torch.testing.assert_close(tensor, (expected[0][name] + expected[1][name]) / 2)
+    assert are_equal(state_of(models[0]), state_of(models[1]))
+
+
+def test_answers_in_bfloat16_keep_all_workers_equal_to_the_bit() -> None:
+    models = [make_model(), make_model()]
+    with serving(make_model(), num_workers=2, bf16_answers=True) as server:
+        together(*(partial(train, server, models[n], str(n), 9, data_seed=n, bf16_comm=True) for n in (0, 1)))
+        late = make_model()
+        with worker_of(server, late, None, "late"):
+            assert are_equal(state_of(late), state_of(models[0]))
+    assert are_equal(state_of(models[0]), state_of(models[1]))
+
+
+def test_the_first_worker_brings_the_model_and_tied_weights_travel_once() -> None:
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = torch.nn.Linear(4, 4, bias=False)
+            self.two = torch.nn.Linear(4, 4, bias=False)
+            self.two.weight = self.one.weight
+
+    model = Tied()
+    before = model.one.weight.detach().clone()
+    with serving() as server, worker_of(server, model, None, "a") as worker:
+        assert server.status()["parameters"] == 16
+        with torch.no_grad():
+            model.one.weight -= 1
+        assert worker.force_sync()
+    assert model.two.weight is model.one.weight
+    assert torch.allclose(model.one.weight, before - 0.7 * 1.9)  # Nesterov's first step
+
+
+def test_a_model_in_bfloat16_makes_no_progress_without_a_step() -> None:
+    model = make_model().bfloat16()
+    with serving(make_model()) as server, worker_of(server, model, None, "a") as worker:
+        before = state_of(model)
+        assert worker.force_sync()
+        assert are_equal(state_of(model), before)
+
+
+def test_another_model_is_refused_with_the_names_that_differ() -> None:
+    other = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.BatchNorm1d(3))
+    with serving(make_model()) as server, pytest.raises(UsageError) as refused:
+        worker_of(server, other, None, "a").start()
+    assert "missing 2.bias, 2.weight" in str(refused.value)
+    assert "other shapes for 0.weight, 0.bias" in str(refused.value)
+    assert "'a'" in str(refused.value)
+
+
+def test_two_workers_with_one_id_are_refused() -> None:
+    taken = pytest.raises(UsageError, match="another process trains under this id")
+    with serving(make_model()) as server, worker_of(server, make_model(), None, "a"), taken:
+        worker_of(server, make_model(), None, "a").start()
+
+
+def test_a_delta_of_nan_costs_nobody_a_round(caplog: pytest.LogCaptureFixture) -> None:
+    healthy, broken = make_model(), make_model()
+
+    def break_down() -> None:
+        with worker_of(server, broken, None, "broken") as worker:
+            with torch.no_grad():
+                next(broken.parameters()).fill_(float("nan"))
+            assert worker.force_sync()
+
+    with serving(make_model(), num_workers=2) as server:
+        together(lambda: train(server, healthy, "healthy", 3), break_down)
+        assert server.status()["round"] == 1
+    assert are_equal(state_of(broken), state_of(healthy))
+    assert "worker='broken': the norm of its delta is nan" in caplog.text
+
+
+def test_progress_without_a_server_is_not_lost(caplog: pytest.LogCaptureFixture) -> None:
+    """A server that is away for a synchronisation gets that delta later, and the steps since then are kept."""
+    model = make_model()
+    with serving(make_model(), outer_optimizer=averaging()) as server:
+        worker = worker_of(server, model, None, "a", max_sync_retries=0)
+        worker.start()
+        before = state_of(model)
+        exchange_port = int(server.address.rpartition(":")[2])
+        with torch.no_grad():
+            model[0].weight += 1  # type: ignore[index]
+    worker.count_step()
+    assert not worker.force_sync()
+    assert "trains on without synchronisation" in caplog.text
+    with torch.no_grad():
+        model[0].weight += 2  # type: ignore[index]
+    worker.count_step()
+    with serving(make_model(), outer_optimizer=averaging(), port=exchange_port) as server:
+        assert worker.force_sync()
+        assert worker.force_sync()
+        worker.stop()
+        assert torch.allclose(model[0].weight, before["0.weight"] + 3)  # type: ignore[index]
+        assert server.status()["round"] == 2
+
+
+def test_a_server_goes_on_where_it_was(tmp_path: Path) -> None:
+    whole = make_model()
+    with serving(make_model()) as server:
+        train(server, whole, "a", 12)
+    model = make_model()
+    for first, given in ((0, make_model()), (6, None)):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        with serving(given, save_dir=tmp_path) as server, worker_of(server, model, optimizer, "a"):
+            for number in range(first, first + 6):
+                step(model, optimizer, number)
+    assert are_equal(state_of(model), state_of(whole))
