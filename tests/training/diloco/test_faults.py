@@ -174,7 +174,7 @@ def test_a_worker_that_is_evicted_keeps_its_delta_for_its_round() -> None:
 
 def test_a_worker_that_dies_is_evicted_and_the_round_goes_on() -> None:
     models = [make_model(), make_model()]
-    with serving(make_model(), num_workers=2, heartbeat_timeout=1.0) as server:
+    with serving(make_model(), num_workers=2, heartbeat_timeout=5.0) as server:
         dead = worker_of(server, models[1], None, "dead")
         dead.start()  # it has no heartbeat, and says nothing from now on
         train(server, models[0], "a", 3, heartbeat_interval=0.1)
