@@ -21,7 +21,7 @@ from .algorithm import OuterOptimizer
 from .exchange import DeltaExchange
 from .http_app import DiLoCoApp
 from .rounds import Rounds
-from .saves import ServerSaves
+from .saves import ServerSaves, token_in
 from .tensors import exchanged
 
 START_S = 60.0
@@ -55,7 +55,8 @@ class DiLoCoServer:
         min_workers: Least number of workers that end a round.
         bf16_answers: Answer with updates in bfloat16, a quarter to a half of the bytes. The global parameters then move
             by the rounded updates.
-        token: Token that workers need; None: 32 random bytes.
+        token: Token that workers need; None: 32 random bytes, which `save_dir` keeps for the next start in its file
+            `token`.
         cert: PEM file with the certificate for TLS and its key.
 
     Raises:
@@ -90,7 +91,7 @@ class DiLoCoServer:
                 "set cert= to a certificate, or keep host='127.0.0.1' and use `ssh -L`"
             )
         self._host, self._port, self._cert = host, port, cert
-        self._token = token or secrets.token_hex(32)
+        self._token = token or (secrets.token_hex(32) if save_dir is None else token_in(save_dir))
         saves = None if save_dir is None else ServerSaves(save_dir)
         self._exchange = DeltaExchange(
             Rounds(min_workers=min_workers, num_workers=num_workers, heartbeat_timeout_s=heartbeat_timeout),

@@ -216,6 +216,19 @@ def test_a_wrong_token_is_refused(token: str) -> None:
         assert refused.value.code == 401
 
 
+def test_a_server_that_starts_again_has_its_token(tmp_path: Path) -> None:
+    folder = tmp_path / "global"
+    first = DiLoCoServer(make_model(), save_dir=folder).token
+    assert DiLoCoServer(make_model(), save_dir=folder).token == first
+    assert DiLoCoServer(make_model(), save_dir=folder, token="given").token == "given"
+    assert DiLoCoServer(make_model(), save_dir=folder).token == first
+    assert (folder / "token").stat().st_mode & 0o777 == 0o600
+    assert DiLoCoServer(make_model()).token != first
+    (folder / "token").write_text("")
+    with pytest.raises(UsageError, match="token is empty; delete it"):
+        DiLoCoServer(make_model(), save_dir=folder)
+
+
 def test_a_frame_over_the_limit_is_refused() -> None:
     with serving(make_model()) as server, worker_of(server, make_model(), None, "a") as worker_a:
         client = DiLoCoClient(server.address, token=TOKEN)
