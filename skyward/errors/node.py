@@ -48,7 +48,8 @@ class RefLost(NodeError):
     """The nodes that held a value (`sky.Ref`) are gone, and the program has no copy of it.
 
     A value that `pool.put` was given stays in the program's memory too, so it is never lost. A value that a call kept
-    (`f(x).keep()`) lies on its node, and on nodes where another call used it. Make it again.
+    (`f(x).keep()`) lies on its node, and on nodes where another call used it. Make it again. If the head of a detached
+    pool is killed, all its references are lost.
 
     Example:
         model = prepare(raw).keep() >> pool

@@ -15,7 +15,7 @@ import pytest
 
 import skyward as sky
 from skyward.cli import main
-from skyward.errors import PoolClosed, UsageError
+from skyward.errors import PoolClosed, RefLost, UsageError
 from skyward.state import detached
 from skyward.values.machine import LogLine
 from tests.hosts.bed import ROOT
@@ -254,6 +254,7 @@ def test_calls_outlive_a_head_that_is_killed(client_of: Callable[..., Client]) -
             time.sleep(0.01)
         return data + bytes([number])
 
+    kept = sky.compute(bytes)(1_000_000).keep() >> pool
     data = os.urandom(3_000_000)
     futures = [run.with_options(retries=int(number == 2))(data, number) > pool for number in range(8)]
     ledger = host.path("/root/ran")
@@ -263,6 +264,9 @@ def test_calls_outlive_a_head_that_is_killed(client_of: Callable[..., Client]) -
     with pool:
         assert [future.result(60) for future in futures] == [data + bytes([number]) for number in range(8)]
         assert list(numbers) == list(range(60, 100))
+        for use in (kept.get, lambda: sky.compute(len)(kept) >> pool):
+            with pytest.raises(RefLost, match=r"the head of the pool was killed, .*; make the value again"):
+                use()
         assert pool.map(abs, range(-100, 0)) == list(range(100, 0, -1))
     assert sorted(ledger.read_text().split()) == [str(number) for number in range(8)], "nothing ran twice"
 

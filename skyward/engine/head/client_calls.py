@@ -461,7 +461,9 @@ class ClientCalls:
 
     def _new(self, digest: bytes, size: int) -> KeptBlob:
         blob = self.link.blob(digest)
-        if blob is None or blob.fd < 0:
+        if blob is None:
+            raise self.references.missing(f"a value of {size} bytes")
+        if blob.fd < 0:
             raise UsageError(f"put(): the head of the pool has no room for {size} bytes; free memory on its machine")
         return KeptBlob(digest, size, blob, self.engine.values)
 
@@ -475,7 +477,7 @@ class ClientCalls:
         digests = [frame.body[at : at + DIGEST_SIZE] for at in range(0, len(frame.body), DIGEST_SIZE)]
         blobs = tuple(blob for digest in digests if (blob := self.references.named(digest)) is not None)
         if len(blobs) < len(digests):
-            unknown = InternalError("head: the client has no reference to a value that it asks for; report this bug")
+            unknown = self.references.missing("a value that the client asks for")
             for digest in digests:  # somebody waits for each
                 self._send_fetched(frame.ident, digest, None, unknown)
             return

@@ -6,7 +6,7 @@ To its client a head is as an agent to its head: functions and blobs are sent on
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from ...errors import InternalError
 from ...wire.blobs import DIGEST_SIZE, Blob
@@ -19,6 +19,7 @@ from ...wire.tasks import references
 from ..ledger import Ledger
 from ..link import Readable
 from ..tasks import WireFunction, cannot_send
+from .references import ClientReferences
 
 NO_NODE = -1
 
@@ -29,15 +30,15 @@ class ClientLink(Readable):
     Args:
         ledger: Shared state of the head's engine.
         channel: The channel, with its first link.
-        named: Returns a blob that lies on nodes, by name; None if the client has no reference to it.
+        references: The client's references to blobs that lie on nodes.
     """
 
     channel: StreamChannel
 
-    def __init__(self, ledger: Ledger, channel: StreamChannel, named: Callable[[bytes], Blob | None]) -> None:
+    def __init__(self, ledger: Ledger, channel: StreamChannel, references: ClientReferences) -> None:
         super().__init__(NO_NODE, channel)
         self._ledger = ledger
-        self._named = named
+        self._references = references
         self._functions: dict[bytes, bytes] = {}
         self._blobs: dict[bytes, tuple[Blob, int]] = {}
         """Blobs with the number of times that the client has sent them."""
@@ -115,14 +116,15 @@ class ClientLink(Readable):
         """Return a payload with its blobs: those that the client has sent, and those that lie on nodes.
 
         Raises:
+            RefLost: One was lost with a head that was killed.
             InternalError: One is not there.
         """
         return Encoded(body, tuple(self._blob_of(digest, size) for digest, size in references(body)))
 
     def _blob_of(self, digest: bytes, size: int) -> Blob:
-        blob = self.blob(digest) or self._named(digest)
+        blob = self.blob(digest) or self._references.named(digest)
         if blob is None:
-            raise InternalError(f"head: has no blob {digest.hex()} of {size} bytes; report this bug")
+            raise self._references.missing(f"blob {digest.hex()} of {size} bytes")
         if blob.here() is blob and blob.fd < 0 and not blob.is_loaded:
             raise cannot_send("an argument", OSError(errno.EMFILE, "the head had no room for it"))
         return blob

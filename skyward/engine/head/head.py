@@ -98,7 +98,7 @@ class Head:
             numbers=itertools.count(self._first_number() - 1, 2),
         )
         self._ledger = engine.ledger
-        self._references = ClientReferences(engine.builder.next_id)
+        self._references = ClientReferences(engine.builder.next_id, was_killed=self.was_killed)
         self._lent = LentLinks(engine.builder.next_id, partial(self._tell, priority=RESULTS))
         engine.nodes.opener.hello = {"settles": True} if self.is_detached else {}
         engine.nodes.on_up.append(self._on_up)
@@ -198,7 +198,7 @@ class Head:
             self._kept.note(**state)
 
     def _take(self, channel: StreamChannel, *, continues: bool) -> None:
-        client = self._client = ClientLink(self._ledger, channel, self._references.named)
+        client = self._client = ClientLink(self._ledger, channel, self._references)
         if self._calls is None:
             self._calls = self._calls_of(client)
         else:
@@ -238,7 +238,7 @@ class Head:
     def go_on(self) -> None:
         """Go on where an earlier process was killed. Raises NodeError if the node cannot be reached."""
         assert self._kept is not None
-        nobody = ClientLink(self._ledger, StreamChannel(checks_blobs=True), self._references.named)
+        nobody = ClientLink(self._ledger, StreamChannel(checks_blobs=True), self._references)
         self._calls = self._calls_of(nobody)
         with self._ledger:  # so that no frame of a node is handled before its task is known
             if machines := self._kept.state.get("machines"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable
 
+from ...errors import InternalError, RefLost, SkywardError
 from ...wire.blobs import Blob
 from ..kept_values import KeptBlob
 
@@ -20,10 +21,12 @@ class ClientReferences:
 
     Args:
         next_number: Returns a number that nothing else has.
+        was_killed: Whether an earlier process of this head was killed, with the references that it held.
     """
 
-    def __init__(self, next_number: Callable[[], int]) -> None:
+    def __init__(self, next_number: Callable[[], int], *, was_killed: bool = False) -> None:
         self._next_number = next_number
+        self._was_killed = was_killed
         self._held: dict[int, KeptBlob] = {}
         self._by_name: weakref.WeakValueDictionary[bytes, KeptBlob] = weakref.WeakValueDictionary()
 
@@ -48,3 +51,11 @@ class ClientReferences:
     def named(self, digest: bytes) -> Blob | None:
         """Return the blob of that name that some reference of the client still holds."""
         return self._by_name.get(digest)
+
+    def missing(self, what: str) -> SkywardError:
+        """Return the error of a blob that nobody holds for the client."""
+        if self._was_killed:
+            return RefLost(
+                f"ref: the head of the pool was killed, and with it the place of {what}; make the value again"
+            )
+        return InternalError(f"head: the client has no reference to {what}; report this bug")
