@@ -40,13 +40,13 @@ class Method:
     bytes: int = 0
 
 
-def state_of(mib: int) -> State:
+def state_of(mib: int, device: str) -> State:
     """Make a state with the sizes of a transformer: a few large tensors and many small ones."""
     torch.manual_seed(0)
     large = 16
     each = (mib << 20) // 4 // large
-    state = {f"layer.{at}.weight": torch.randn(each) for at in range(large)}
-    return state | {f"layer.{at}.norm": torch.randn(768) for at in range(200)}
+    state = {f"layer.{at}.weight": torch.randn(each, device=device) for at in range(large)}
+    return state | {f"layer.{at}.norm": torch.randn(768, device=device) for at in range(200)}
 
 
 def methods(like: State) -> list[Method]:
@@ -65,13 +65,18 @@ def methods(like: State) -> list[Method]:
         dcp.load(state, checkpoint_id=folder)
         return state
 
+    keeping = PINNED if next(iter(like.values())).is_cuda else PLAIN
     return [
         Method("raw write + fsync", raw),
         Method("torch.save", torch_save, lambda folder: torch.load(folder / "state.pt", weights_only=True)),
         Method("safetensors", safetensors_save, safetensors_load),
         Method("DCP", dcp_save, dcp_load),
         Method("DCP async", dcp_async(None), dcp_load),
-        Method("DCP async, cached", dcp_async(DefaultStager(PLAIN)), dcp_load),
+        Method(
+            "DCP async, cached",
+            dcp_async(DefaultStager(keeping)),
+            dcp_load,
+        ),
         *(Method(name, each.save, each.load) for name, each in ours.items()),
     ]
 
@@ -124,6 +129,9 @@ def dcp_save(state: State, folder: Path) -> Wait:
 def dcp_async(stager: Any) -> Callable[[State, Path], Wait]:
     def save(state: State, folder: Path) -> Wait:
         future: Any = dcp.async_save(state, checkpoint_id=folder, async_stager=stager)
+        if hasattr(future, "staging_completion"):  # with asynchronous staging
+            future.staging_completion.result()
+            future = future.upload_completion
         return lambda: future.result()  # noqa: PLW0108  # of a type that torch does not say
 
     return save
@@ -133,6 +141,10 @@ PLAIN = StagingOptions(
     use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
 )
 """Options for a host without an accelerator, which keeps its buffers."""
+PINNED = StagingOptions(
+    use_pinned_memory=True, use_shared_memory=False, use_async_staging=True, use_non_blocking_copy=True
+)
+"""Options for a GPU: torch's defaults, but for shared memory, which only a save by another process needs."""
 
 
 def lightning_async() -> Method:

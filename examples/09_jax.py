@@ -1,6 +1,7 @@
 """Train a small network on scikit-learn's digits with JAX, on the devices of two nodes.
 
 python examples/09_jax.py
+JAX_PLATFORMS=cpu python examples/09_jax.py    # on a machine with a single GPU, which JAX gives to one process only
 """
 
 from __future__ import annotations

@@ -44,10 +44,11 @@ def train(model: nn.Module, text: torch.Tensor, steps: int, rank: int = 0) -> li
     """The loss of each step, on this rank's batches."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     draws = torch.Generator().manual_seed(rank)  # other batches on each rank
+    device = next(model.parameters()).device
     losses = []
     for _ in range(steps):
         begins = torch.randint(len(text) - CONTEXT - 1, (16,), generator=draws)
-        loss = model(torch.stack([text[begin : begin + CONTEXT + 1] for begin in begins]))
+        loss = model(torch.stack([text[begin : begin + CONTEXT + 1] for begin in begins]).to(device))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -70,16 +71,17 @@ def fine_tune(weights: dict[str, torch.Tensor], steps: int) -> tuple[dict[str, t
     from torch.distributed.checkpoint import state_dict as states
     from torch.distributed.fsdp import fully_shard
 
+    device = "cuda" if torch.cuda.is_available() else "cpu"  # "cuda" is the rank's own GPU
     with torch.device("meta"):  # shapes only: no rank ever makes room for the whole model
         model = LanguageModel()
     for layer in model.layers:
         fully_shard(layer)  # gathered when it is its turn, and let go again
     fully_shard(model)
-    model.to_empty(device="cpu")
+    model.to_empty(device=device)
     options = states.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, cpu_offload=True)
     states.set_model_state_dict(model, weights, options=options)
 
-    losses = torch.tensor(train(model, text_of("digits"), steps, rank=dist.get_rank()))
+    losses = torch.tensor(train(model, text_of("digits"), steps, rank=dist.get_rank()), device=device)
     dist.all_reduce(losses)
     losses /= dist.get_world_size()
     own = sum(parameter.to_local().numel() for parameter in model.parameters())

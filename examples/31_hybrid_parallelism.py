@@ -74,7 +74,7 @@ def train(folder: Path, dies_at: int | None) -> tuple[int, list[float], float, i
             save_steps=10,
             async_save=True,
             resume_from_checkpoint="auto",
-            disable_tqdm=True,
+            use_cpu=True,  # gloo passes no CUDA tensors between stages
         ),
         model_splitter=halves,
         num_stages=2,  # so four ranks are two copies: 0 and 1, 2 and 3

@@ -28,7 +28,8 @@ def train(learning_rate: float) -> str:
     if not info.devices:
         return f"lr={learning_rate}: on the CPU"
     own = ", ".join(str(device.index) for device in info.devices)
-    return f"lr={learning_rate}: GPU {own} of the node, CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']}"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "not set")  # as it was, if all devices of the node are its own
+    return f"lr={learning_rate}: GPU {own} of the node, CUDA_VISIBLE_DEVICES {visible}"
 
 
 def main() -> None:

@@ -24,6 +24,10 @@ from .rendezvous import MEETING_LIMIT_S, OPEN_PORTS, listen_at_head, past_the_pr
 _LEAVING_LIMIT_S = 30 * 24 * 3600
 """Seconds that a finished rank waits for the others. JAX's own limit of five minutes aborts the process. Here a rank
 that fails stops the rest anyway, and a rank that works longer, for example on an evaluation, may take its time."""
+_ONE_PROCESS_FOR_EACH_GPU = (
+    "skyward: ranks share a GPU, and JAX communicates only between processes that have GPUs of their own; "
+    "start one process for each GPU, or set JAX_PLATFORMS=cpu"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +123,12 @@ class JaxIntegration(IntegrationBase):
         framework = load_framework("jax", extra=self.extra)
         # A function that raises skips the shutdown: JAX separates only together with all ranks, and the others may be
         # gone. The process exits next.
-        yield
+        try:
+            yield
+        except framework.errors.JaxRuntimeError as error:
+            if rank.shares_devices and "Duplicate GPU" in str(error):
+                error.add_note(_ONE_PROCESS_FOR_EACH_GPU)
+            raise
         _finish_computing(framework)
         framework.distributed.shutdown()  # does nothing if the function has called it
 

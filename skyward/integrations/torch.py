@@ -150,7 +150,7 @@ class TorchIntegration(IntegrationBase):
 
         Raises:
             RendezvousFailed: the ranks could not connect to each other.
-            UsageError: the backend is nccl, and this node has no GPU.
+            UsageError: the backend is nccl, and this node has no GPU, or fewer than ranks.
         """
         dist = framework.distributed
         backend = self.backend or ("nccl" if _each_has_a_gpu(framework, rank) else "gloo")
@@ -158,6 +158,13 @@ class TorchIntegration(IntegrationBase):
             raise UsageError(
                 f"backend={backend!r}: node {rank.node} has no GPU that torch can use; remove backend=: the default is "
                 "nccl if each rank has a GPU of its own, otherwise gloo",
+                field="backend",
+                value=backend,
+            )
+        if "nccl" in backend and not _each_has_a_gpu(framework, rank):
+            raise UsageError(
+                f"backend={backend!r}: ranks of node {rank.node} share a GPU, which nccl refuses; remove backend=, or "
+                "start one rank for each GPU",
                 field="backend",
                 value=backend,
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import traceback
 from typing import Any
 
 import pytest
@@ -56,6 +57,24 @@ def test_ranks_that_share_a_device_leave_each_other_memory(two_nodes: sky.Comput
     """Run without collectives, which need a device for each rank."""
     preallocates = {each["preallocates"] for each in alone(256) @ two_nodes}
     assert preallocates == ({"false"} if count == 1 else {""})
+
+
+@sky.compute
+@sky.integrations.jax
+def sum_of_ranks() -> float:
+    import jax
+    from jax.experimental.multihost_utils import process_allgather
+
+    return float(process_allgather(jax.process_index()).sum())
+
+
+def test_a_collective_of_ranks_that_share_a_device_says_what_to_do(two_nodes: sky.ComputePool, count: int) -> None:
+    if count != 1:
+        assert sum_of_ranks() @ two_nodes == [1.0, 1.0]
+        return
+    with pytest.raises(Exception, match="Duplicate GPU") as caught:
+        sum_of_ranks() @ two_nodes
+    assert "JAX_PLATFORMS=cpu" in "".join(traceback.format_exception(caught.value))
 
 
 def test_torch_and_jax_share_a_rank(pool: sky.ComputePool, device: Device) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import skyward as sky
-from skyward.errors import TaskError
+from skyward.errors import TaskError, UsageError
 from tests.gpu.conftest import Device, Figures
 
 pytestmark = pytest.mark.gpu
@@ -90,6 +91,49 @@ def test_gradients_are_averaged(pool: sky.ComputePool, two_nodes: sky.ComputePoo
     assert gradients_of_all(device) >> pool == pytest.approx((world + 1) / 2)
     of_two = 2 * max(1, count // 2)
     assert gradients_of_all(device) @ two_nodes == pytest.approx([(of_two + 1) / 2] * 2)
+
+
+@sky.compute
+@sky.integrations.torch(backend="nccl")
+def never_begins() -> None:
+    raise AssertionError
+
+
+def test_nccl_for_ranks_that_share_a_device_is_refused(two_nodes: sky.ComputePool, count: int) -> None:
+    if count <= 1:
+        with pytest.raises(UsageError, match="share a GPU" if count else "has no GPU"):
+            never_begins() @ two_nodes
+
+
+@sky.compute
+@sky.integrations.torch
+def pipelined(folder: str, device: str) -> float:
+    """Train two stages, one in each rank. Returns the last loss."""
+    from skyward.training import PipelineTrainer, TrainingArguments
+
+    data = torch.utils.data.TensorDataset(torch.randn(64, 8), torch.zeros(64, dtype=torch.int64))
+    trainer = PipelineTrainer(
+        torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 2)),
+        TrainingArguments(
+            folder, max_steps=30, learning_rate=0.1, logging_steps=30, disable_tqdm=True, use_cpu=device == "cpu"
+        ),
+        model_splitter=lambda model, _: list(model.children()),
+        num_stages=2,
+        compute_loss_func=torch.nn.functional.cross_entropy,
+        train_dataset=data if dist.get_rank() == 0 else None,
+    )
+    trainer.train()
+    return float(trainer.state.log_history[0]["loss"])
+
+
+def test_stages_of_a_pipeline_need_a_device_each(
+    two_nodes: sky.ComputePool, tmp_path: Path, device: Device, count: int
+) -> None:
+    if count == 1:
+        with pytest.raises(UsageError, match=r"num_stages=2: gloo, .* use_cpu=True"):
+            pipelined(str(tmp_path), device) @ two_nodes
+    else:
+        assert (pipelined(str(tmp_path), device) @ two_nodes)[0] < 0.7
 
 
 def test_a_rank_that_fails_on_its_device_is_reported_and_stops_the_others(

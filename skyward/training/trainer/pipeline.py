@@ -150,6 +150,7 @@ class PipelineTrainer(Trainer):
         copies = self._copies
         self._name, self._text = type(model).__name__, str(model)
         self._context_length = context_length(model)
+        _check_passes(copies, self.device)
         stages = list(self._split(model, copies.num_stages))
         if len(stages) != copies.num_stages or not all(isinstance(stage, nn.Module) for stage in stages):
             raise UsageError(
@@ -423,6 +424,18 @@ def _names_in(model: nn.Module, stage: nn.Module) -> dict[str, str]:
 
 def _named(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
     return [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+
+
+def _check_passes(copies: Copies, device: torch.device) -> None:
+    """Check that the ranks' process group can send tensors of this device from one stage to the next."""
+    if copies.num_stages == 1 or device.type == "cpu":
+        return
+    backends = torch.distributed.get_backend_config(copies.pipeline)
+    if f"{device.type}:gloo" in backends:  # it reduces CUDA tensors, and ends the process that sends one
+        raise UsageError(
+            f"num_stages={copies.num_stages}: gloo, the backend of these ranks, sends no {device.type} tensors from "
+            "one stage to the next; start one rank for each GPU without backend=, or set use_cpu=True"
+        )
 
 
 def _check_apart(stages: Sequence[nn.Module]) -> None:
