@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
 
 from ..calls.options import CallOptions
 from ..core.records import dataclass
@@ -53,6 +56,37 @@ def pause_s(first_s: float, retry: int, draw: float) -> float:
     return min(doubled_s, max(first_s, _LONGEST_S)) * (1 + _JITTER * draw)
 
 
+class RetriesLeft(NamedTuple):
+    """Further runs that are left to a call, as another process takes them up that goes on with it."""
+
+    retries: int
+    retries_on_loss: int
+    max_restarts: int
+    retry_delay_s: float
+    """Shortest pause before the run after the next one."""
+    due_at: float = 0.0
+    """Time of the next run, in seconds since 1970."""
+
+    @classmethod
+    def of(cls, options: CallOptions) -> RetriesLeft:
+        return cls(options.retries, options.retries_on_loss, options.max_restarts, options.retry_delay_s)
+
+    def options_of(self, options: CallOptions) -> CallOptions:
+        """Return the options of a call that has no other runs left."""
+        return replace(
+            options,
+            retries=self.retries,
+            retries_on_loss=self.retries_on_loss,
+            max_restarts=self.max_restarts,
+            retry_delay_s=self.retry_delay_s,
+        )
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds until the next run. At most one pause: the clock may have been set back."""
+        return min(max(0.0, self.due_at - time.time()), self.retry_delay_s)
+
+
 class Retries:
     """Further runs that are left to one call, one gang, or one item of a map.
 
@@ -89,6 +123,11 @@ class Retries:
         import random  # few calls need it
 
         return pause_s(self._first_pause_s, self._pauses, random.random())
+
+    def left(self, wait_s: float, *, max_restarts: int = 0) -> RetriesLeft:
+        """Return the runs that are left beside one that begins in `wait_s` seconds."""
+        delay_s = pause_s(self._first_pause_s, self._pauses + 1, 0.0)
+        return RetriesLeft(self._left, self._left_on_loss, max_restarts, delay_s, time.time() + wait_s)
 
 
 @dataclass(eq=False, slots=True)

@@ -177,6 +177,7 @@ class TaskDispatcher:
         pause_s = None if rerun is None else rerun.retries.spend(is_node_loss=False)
         if rerun is None or pause_s is None:
             return False
+        task.on_retry(pause_s)
         self.release(task, node)
         self.perform(self._ledger.scheduler.finished(task.id))  # its slot is free during the pause
         self.perform(self._rerun_after(pause_s, task, rerun))
@@ -342,6 +343,7 @@ class TaskDispatcher:
         if may_run and task.rerun is not None and loss.memory_gib is None:  # it would only run out of memory again
             pause_s = task.rerun.retries.spend(is_node_loss=loss.is_node)
             if pause_s is not None:
+                task.on_retry(pause_s)
                 return self._rerun_after(pause_s, task, task.rerun)
         self.forget(task)
         error = loss_error(loss, task.name, task.tail)

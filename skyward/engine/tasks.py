@@ -247,6 +247,9 @@ class Task:
     def on_sent(self) -> None:
         """Handle that the task is on its way to a node."""
 
+    def on_retry(self, pause_s: float) -> None:
+        """Handle that the task will run again after a pause."""
+
     def on_result(self, received: Received) -> None:
         raise NotImplementedError
 

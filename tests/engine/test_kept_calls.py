@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from skyward.engine.head.journal import BEGUN, OVER, HeadJournal
 from skyward.engine.head.kept_calls import KeptCall, KeptCalls, KeptFrame, KeptOrder, facts_of
 from skyward.engine.head.kept_output import KeptOutput
+from skyward.engine.retries import RetriesLeft
 from skyward.engine.tasks import WireFunction
 from skyward.errors import UsageError
 from skyward.wire.blobs import Blob
@@ -135,6 +136,8 @@ def test_another_process_goes_on_with_the_calls_of_a_killed_one(tmp_path: Path) 
         calls.add(KeptCall(number=number, name=f"call{number}", form=form), order)
     for number in (2, 6, 8, 12):
         calls.passes(number, KeptFrame(FrameKind.SENT))
+    for retries in (2, 1):
+        calls.retried(8, RetriesLeft(retries, 0, 0, 5.0))
     calls.passes(2, KeptFrame(FrameKind.RESULT, b"value", (Blob.snapshot(memoryview(b"large")),), is_last=True))
     for number in range(3):
         calls.passes(6, KeptFrame(FrameKind.ITEM, bytes([number])))
@@ -158,6 +161,7 @@ def test_another_process_goes_on_with_the_calls_of_a_killed_one(tmp_path: Path) 
         }
         assert found.keys() == {4, 6, 8, 10}
         assert None not in found.values()
+        assert [call.left and call.left.retries for call in again] == [None, None, None, 1, None]
         waiting = found[4]
         assert waiting is not None
         assert (waiting.body, waiting.function.payload.body) == (b"frame", b"function")

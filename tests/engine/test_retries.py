@@ -13,7 +13,7 @@ from skyward.calls.options import CallOptions
 from skyward.engine.frame_handlers import FrameHandlers
 from skyward.engine.gang import Gang
 from skyward.engine.gangs import Gangs
-from skyward.engine.retries import Retries, pause_s
+from skyward.engine.retries import Retries, RetriesLeft, pause_s
 from skyward.wire.frames import Frame, FrameKind
 from tests.engine.parts import FarEnd, NotedTask, Parts, failure_body
 
@@ -42,6 +42,20 @@ def test_each_retry_waits_twice_as_long() -> None:
     retries = Retries(CallOptions(retries=3, retry_delay_s=1))
     pauses = [retries.spend(is_node_loss=False) or 0.0 for _ in range(3)]
     assert all(shortest <= pause <= 1.5 * shortest for pause, shortest in zip(pauses, (1, 2, 4), strict=True))
+
+
+def test_another_process_goes_on_with_the_retries_that_are_left() -> None:
+    options = CallOptions(retries=3, retries_on_loss=2, retry_delay_s=1)
+    retries = Retries(options)
+    retries.spend(is_node_loss=True)
+    retries.spend(is_node_loss=False)
+    pause = retries.spend(is_node_loss=False)
+    assert pause is not None
+    left = retries.left(pause)
+    assert 1 < left.pause_s <= pause
+    options = left.options_of(options)
+    assert (options.retries, options.retries_on_loss, options.retry_delay_s) == (1, 1, 4)
+    assert RetriesLeft.of(options).pause_s == 0
 
 
 # The ledger holds the pause -----------------------------------------------------------------------------------------

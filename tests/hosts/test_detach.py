@@ -131,7 +131,7 @@ def client_of(place: Callable[[int], Place], runtime: Path, state: None) -> Iter
         for pool in detached.detached_pools():
             if not pool.has_ended:
                 main(["down", pool.pool, "--yes"])
-        here.hosts[0].run("rm", "-f", "/root/go", "/root/ran")
+        here.hosts[0].run("rm", "-f", "/root/go", "/root/ran", "/root/failed")
         for pid in [pid for found in client_processes(runtime).values() for pid in found]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -255,15 +255,27 @@ def test_calls_outlive_a_head_that_is_killed(client_of: Callable[..., Client]) -
         return data + bytes([number])
 
     kept = sky.compute(bytes)(1_000_000).keep() >> pool
+
+    @sky.compute(retries=1, retry_on=LookupError, retry_delay_s=3.0)
+    def fail() -> None:
+        with open("/root/failed", "a") as ledger:
+            ledger.write("x")
+        raise LookupError("of each run")
+
     data = os.urandom(3_000_000)
     futures = [run.with_options(retries=int(number == 2))(data, number) > pool for number in range(8)]
-    ledger = host.path("/root/ran")
+    ledger, runs = host.path("/root/ran"), host.path("/root/failed")
+    failed = fail() > pool
+    until(lambda: runs.exists() and runs.read_text() == "x")
     until(lambda: ledger.exists() and sorted(ledger.read_text().split()) == ["0", "1", "2"])
     kill_head(host)  # the client goes on by itself, and the calls that run do
     host.write("/root/go", "")
     with pool:
         assert [future.result(60) for future in futures] == [data + bytes([number]) for number in range(8)]
         assert list(numbers) == list(range(60, 100))
+        with pytest.raises(LookupError, match="of each run"):
+            failed.result(60)
+        assert runs.read_text() == "xx", "the retry was counted before the head was killed, and ran once"
         for use in (kept.get, lambda: sky.compute(len)(kept) >> pool):
             with pytest.raises(RefLost, match=r"the head of the pool was killed, .*; make the value again"):
                 use()

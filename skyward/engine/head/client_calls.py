@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import field, replace
+from dataclasses import field
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -28,7 +28,7 @@ from ..gang import Gang
 from ..kept_received import KeptReceived
 from ..kept_values import KeptBlob
 from ..live_actor import LiveActor
-from ..retries import Retries
+from ..retries import Retries, RetriesLeft
 from ..tasks import Loss, Received, Task, TaskFailure, UndecodedFailure, cannot_send
 from ..threads import in_words
 from .client_link import ClientLink
@@ -55,6 +55,10 @@ class ClientTask(Task):
 
     def on_sent(self) -> None:
         self.client.sent(self.id)
+
+    def on_retry(self, pause_s: float) -> None:
+        assert self.rerun is not None
+        self.client.retried(self.id, self.rerun.retries.left(pause_s))
 
     def on_result(self, received: Received) -> None:
         self.client.value(FrameKind.RESULT, self.id, received, is_last=True)
@@ -89,6 +93,19 @@ class ClientChunk(ClientTask):
 
     def on_lost(self, loss: Loss) -> None:
         self.client.outcome(self.id, "lost", loss)
+
+
+@dataclass(eq=False, kw_only=True)
+class _ClientGang(Gang):
+    """Gang of the client."""
+
+    client: ClientCalls
+
+    def spend_restart(self) -> float | None:
+        pause_s = super().spend_restart()
+        if pause_s is not None:
+            self.client.retried(self.id, self.retries.left(pause_s, max_restarts=self.restarts_left))
+        return pause_s
 
 
 class Promise(Future[Any]):
@@ -231,7 +248,8 @@ class ClientCalls:
     def _gang(self, number: int, message: CallMessage, more: GangMessage, call: PackedCall) -> Gang:
         future = _GangFuture(self, number)
         options = call.options
-        future.gang = Gang(
+        future.gang = _ClientGang(
+            client=self,
             id=number,
             name=call.name,
             launch=more.launch,
@@ -344,17 +362,19 @@ class ClientCalls:
                     self._died_with_head(call)
                     continue
                 message, body = unpack_call(order.body)
-                packed = PackedCall(
-                    message.name, order.function, Encoded(body, order.blobs), unpack_options(message.options)
-                )
+                options: CallOptions = unpack_options(message.options)
+                if call.left is not None:
+                    options, message = call.left.options_of(options), message._replace(after_s=call.left.pause_s)
+                packed = PackedCall(message.name, order.function, Encoded(body, order.blobs), options)
                 progress = None if held is None else held.pop(call.number, None)
                 may_have_run = message.gang is not None or held is None
                 if progress is not None:
                     self._take_up(call, message, packed, progress)
                 elif call.state == "waiting" or not may_have_run:
                     self._begin_again(call, message, packed)
-                elif (options := _with_a_retry_less(message, packed.options)) is not None:
-                    self._begin_again(call, message, packed._replace(options=options))
+                elif (left := _with_a_retry_less(message, options)) is not None:
+                    self.retried(call.number, left)
+                    self._begin_again(call, message, packed._replace(options=left.options_of(options)))
                 else:
                     self._died_with_head(call)
 
@@ -507,6 +527,12 @@ class ClientCalls:
             if self.kept is None or self.kept.passes(number, KeptFrame(FrameKind.SENT)):
                 self.link.tell(FrameKind.SENT, number)
 
+    def retried(self, number: int, left: RetriesLeft) -> None:
+        """Note the retries that are left to a call, so that the next head does not begin to count again."""
+        if self.kept is not None:
+            with self.engine.ledger:
+                self.kept.retried(number, left)
+
     def _tell(
         self,
         kind: int,
@@ -571,14 +597,14 @@ def _form_of(message: CallMessage, head: TaskHead) -> str:
     return "stream" if head.mode == Mode.STREAM else "value"
 
 
-def _with_a_retry_less(message: CallMessage, options: CallOptions) -> CallOptions | None:
-    """Return the options of a call that was lost with its head, with one retry less; None if no retry is left."""
+def _with_a_retry_less(message: CallMessage, options: CallOptions) -> RetriesLeft | None:
+    """Return the retries of a call that was lost with its head, one less than before; None if none is left."""
     if message.handles_loss or not message.may_move:
         return None
+    left = RetriesLeft.of(options)
     for name in ("retries_on_loss", "retries", "max_restarts"):
-        left = getattr(options, name)
-        if left > 0:
-            return replace(options, **{name: left - 1})
+        if (count := getattr(left, name)) > 0:
+            return left._replace(**{name: count - 1})
     return None
 
 

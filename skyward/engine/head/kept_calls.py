@@ -29,6 +29,7 @@ from ...errors import UsageError
 from ...wire.blobs import Blob
 from ...wire.frames import KEPT, FrameKind
 from ...wire.payloads import Encoded
+from ..retries import RetriesLeft
 from ..tasks import WireFunction
 from .client_link import ClientLink
 from .journal import BEGUN, OVER, TORN, BlobName, HeadJournal
@@ -123,6 +124,10 @@ class KeptCall:
     """Number of its frames so far."""
     count_at: int = -1
     """Place of the record of that number, which a stream has once its first items are gone."""
+    left: RetriesLeft | None = None
+    """Retries that are left; None: it has spent none."""
+    left_at: int = -1
+    """Place of their record."""
 
     @property
     def is_over(self) -> bool:
@@ -216,6 +221,17 @@ class KeptCalls:
         call.frames = left
         self._shrink()
 
+    def retried(self, number: int, left: RetriesLeft) -> None:
+        """Note the retries that are left to a call."""
+        call = self._calls.get(number)
+        if call is None:
+            return
+        self._shrink()
+        with contextlib.suppress(OSError):  # the disk is full: if this process is killed, one run may be too many
+            at = self._append("retries", number, *left)
+            self._mark(call.left_at, OVER)
+            call.left, call.left_at = left, at
+
     def leave(self) -> None:
         """Let nobody follow a call, because the client is gone."""
         for call in self._calls.values():
@@ -282,6 +298,8 @@ class KeptCalls:
                 orders[call.number] = body, names
             elif kind == "count":
                 self._restore_count(at, *fields)
+            elif kind == "retries":
+                self._restore_retries(at, *fields)
             elif fields[0] in self._calls:
                 self._restore_frame(at, *fields)
         open_calls = [call for call in self if not self._has_outcome(call)]
@@ -322,6 +340,11 @@ class KeptCalls:
         if call is not None:
             call.count_at = at
             self._count(call, count)
+
+    def _restore_retries(self, at: int, number: int, *left: Any) -> None:
+        call = self._calls.get(number)
+        if call is not None:
+            call.left, call.left_at = RetriesLeft(*left), at
 
     @staticmethod
     def _count(call: KeptCall, count: int) -> None:
@@ -427,6 +450,7 @@ class KeptCalls:
         frames = [frame for call in self._calls.values() for frame in call.frames if frame.at >= 0]
         calls = list(self._calls.values())
         streams = [call for call in calls if call.form == "stream" and not call.is_torn]
+        retried = [call for call in calls if call.left_at >= 0]
         for call in streams:  # before the records of its first items go
             call.count_at = self._append("count", call.number, call.count)
         places = [
@@ -434,6 +458,7 @@ class KeptCalls:
             *functions.values(),
             *(call.at for call in calls),
             *(call.count_at for call in streams),
+            *(call.left_at for call in retried),
             *(frame.at for frame in frames),
         ]
         moved = self._journal.rewrite(at for at in places if at >= 0)
@@ -444,6 +469,8 @@ class KeptCalls:
             call.at = moved[call.at]
         for call in streams:
             call.count_at = moved[call.count_at]
+        for call in retried:
+            call.left_at = moved[call.left_at]
         for frame in frames:
             frame.at = moved[frame.at]
 
