@@ -32,6 +32,7 @@ from .checkpoint import RNGState as RNGState
 from .checkpoint import SharingPattern as SharingPattern
 from .checkpoint import StateComponent as StateComponent
 from .control.callback import TrainerControlCallback as TrainerControlCallback
+from .diloco.callback import DiLoCoCallback as DiLoCoCallback
 from .events import EVENTS as EVENTS
 from .events import Stateful as Stateful
 from .events import TrainerCallback as TrainerCallback

@@ -1,6 +1,7 @@
 """Public names of the package; `__init__.py` reads this list and loads each name on first use."""
 
 from .control import TrainerControlCallback as TrainerControlCallback
+from .diloco import DiLoCoCallback as DiLoCoCallback
 from .divergence import DivergenceDetector as DivergenceDetector
 from .grad_norm import GradNormLogger as GradNormLogger
 from .info import InfoCallback as InfoCallback

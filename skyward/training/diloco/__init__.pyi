@@ -3,5 +3,6 @@
 from .algorithm import DelayedNesterov as DelayedNesterov
 from .algorithm import OuterOptimizer as OuterOptimizer
 from .algorithm import OuterSGD as OuterSGD
+from .callback import DiLoCoCallback as DiLoCoCallback
 from .server import DiLoCoServer as DiLoCoServer
 from .worker import DiLoCoWorker as DiLoCoWorker

@@ -17,7 +17,7 @@ import mmap
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from tempfile import TemporaryFile
 from typing import IO, Any, Literal, NamedTuple
 
@@ -30,6 +30,7 @@ from .guard import NormGuard, check_shapes, delta_norm
 from .refusal import WorkerRefused
 from .rounds import Rounds, UpdateAnswer, UpdateKey
 from .saves import ServerSaves
+from .schedule import local_steps
 from .tensors import BUFFER_PREFIX, to_tensors
 
 _log = logging.getLogger(__name__)
@@ -45,6 +46,8 @@ class Standing:
     """Whether the worker is a member of it, and has not submitted. Then it trains from the round's parameters."""
     has_model: bool
     """Whether there are global parameters. Without, the first worker offers its own."""
+    local_steps: int | None = None
+    """Advised inner steps of the worker's next rounds, if it has asked for advice (DyLU)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,11 +143,18 @@ class DeltaExchange:
             return self._standing(worker)
 
     def hear(self, worker: str, session: str, figures: Mapping[str, Any] | None = None) -> Standing:
-        """Note a heartbeat, with figures for people. It raises WorkerRefused for a worker that is not present."""
+        """Note a heartbeat, with figures for people. It raises WorkerRefused for a worker that is not present.
+
+        A worker that names its `dylu_sync_every` is told how many steps to take, by the `steps_per_second` of all.
+        """
         with self._lock:
             self._rounds.hear(worker, session, now=self._clock())
             self._seen.setdefault(worker, {}).update(figures or {}, heard_at=self._clock())
-            return self._standing(worker)
+            most = (figures or {}).get("dylu_sync_every")
+            if not isinstance(most, int) or most < 1:
+                return self._standing(worker)
+            speeds = {name: _speed(self._seen.get(name, {})) for name in self._rounds.workers}
+            return replace(self._standing(worker), local_steps=local_steps(speeds, most)[worker])
 
     def leave(self, worker: str, session: str) -> None:
         """Remove a worker that says so. One that is not present changes nothing."""
@@ -381,6 +391,12 @@ class DeltaExchange:
         self._guard.load_state_dict(state.rounds["guard"])
         self._saved_round = self._rounds.round
         _log.info("goes on in round %d, from %s", self._rounds.round, state.path)
+
+
+def _speed(figures: Mapping[str, Any]) -> float:
+    """Return a worker's steps per second; 0 if it has measured none, or has sent no legal number."""
+    speed = figures.get("steps_per_second")
+    return speed if isinstance(speed, float) and math.isfinite(speed) and speed >= 0 else 0.0
 
 
 def spool(folder: str | None = None) -> IO[bytes]:

@@ -20,6 +20,7 @@ import asyncio
 import hmac
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from starlette.applications import Starlette
@@ -270,7 +271,7 @@ def _key(request: Request) -> UpdateKey:
 
 
 def _standing(standing: Standing) -> Response:
-    return JSONResponse({"round": standing.round, "is_awaited": standing.is_awaited, "has_model": standing.has_model})
+    return JSONResponse(asdict(standing))
 
 
 def _frame(parameters: GlobalParameters) -> Response:

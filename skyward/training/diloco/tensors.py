@@ -42,12 +42,17 @@ def exchanged(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return the tensors of a model that workers exchange, in the order of the model, by their names on the wire.
 
     These are its parameters, and its buffers of floating point, such as the running means of BatchNorm. Tied weights
-    are one tensor, under their first name. Other buffers, such as counters, stay where they are.
+    are one tensor, under their first name. Parameters that need no gradient count as buffers: Keras keeps its running
+    means so. Integers, such as counters, stay where they are.
 
     Raises:
         UsageError: The model has no parameters, or ones that are sharded over ranks.
     """
-    tensors: dict[str, torch.Tensor] = dict(model.named_parameters())
+    tensors: dict[str, torch.Tensor] = {
+        name if parameter.requires_grad else BUFFER_PREFIX + name: parameter
+        for name, parameter in model.named_parameters()
+        if parameter.is_floating_point()
+    }
     sharded = [name for name, tensor in tensors.items() if is_dtensor(tensor)]
     if sharded:
         raise UsageError(f"model: parameter {sharded[0]!r} is sharded over ranks; pass a model that is whole here")

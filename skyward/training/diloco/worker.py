@@ -7,12 +7,11 @@ on, and its progress since then is added to the parameters of the answer.
 from __future__ import annotations
 
 import logging
-import math
 import secrets
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -20,7 +19,6 @@ from typing import Any, Self
 import torch
 
 from ...errors import UsageError
-from ..evaluation.legal import check_at_least
 from ..parts import unwrapped
 from .algorithm import pseudo_gradient
 from .client import DiLoCoClient, ServerUnreachable
@@ -28,10 +26,9 @@ from .frames import ArrayFrame, encode, size_of
 from .refusal import RefusalKind, WorkerRefused
 from .rounds import UpdateKey
 from .schedule import SyncSchedule
+from .settings import SYNC_EVERY, check_options
 from .tensors import exchanged, to_tensors, to_wire
 
-SYNC_EVERY = 500
-"""Inner steps between two synchronisations. Source: arXiv 2311.08105."""
 FIRST_PAUSE_S = 2.0
 """Pause before the first retry; each further one is twice as long, up to `MOST_PAUSE_S`."""
 MOST_PAUSE_S = 60.0
@@ -71,7 +68,10 @@ class DiLoCoWorker:
         bf16_comm: Send deltas in bfloat16, which halves the upload.
         timeout: Longest wait for the other workers, and longest silence of the server, in seconds.
         heartbeat_interval: Seconds between two signs of life; 0: none.
-        max_sync_retries: Retries of a synchronisation that failed, after pauses of 2, 4, 8, ... seconds.
+        max_sync_retries: Retries of a synchronisation that failed, after pauses of 2, 4, 8, ... seconds. A start has as
+            many.
+        dylu: Take fewer steps than `sync_every` in each round on a slower worker, so that all are ready at the same
+            time (Dynamic Local Updates, arXiv 2401.09135). The server advises the number in its answers to heartbeats.
         token: The server's token; None: from DILOCO_TOKEN, or the file that DILOCO_TOKEN_FILE names.
 
     Raises:
@@ -97,16 +97,27 @@ class DiLoCoWorker:
         timeout: float = 600.0,
         heartbeat_interval: float = 30.0,
         max_sync_retries: int = 3,
+        dylu: bool = False,
         token: str | None = None,
     ) -> None:
-        check_at_least("max_sync_retries", max_sync_retries, 0)
-        for name, seconds, least in (("timeout", timeout, 1e-3), ("heartbeat_interval", heartbeat_interval, 0)):
-            if not (math.isfinite(seconds) and seconds >= least):
-                raise UsageError(f"{name}={seconds!r}: must be a finite number of seconds; set {name}=60, for example")
+        check_options(
+            sync_every=sync_every,
+            timeout=timeout,
+            heartbeat_interval=heartbeat_interval,
+            max_sync_retries=max_sync_retries,
+            dylu=dylu,
+        )
+        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+            kind = type(optimizer).__name__
+            raise UsageError(f"optimizer={kind}: is none of torch; pass None, and call count_step() after each step")
         self._tensors = exchanged(unwrapped(model))
-        self._optimizer = optimizer
+        self._optimizer = _innermost(optimizer)
         self._client = DiLoCoClient(server_addr, token=token, timeout_s=timeout)
         self._schedule = SyncSchedule(sync_every=sync_every)
+        self._sync_every, self._dylu = sync_every, dylu
+        self._advised: int | None = None
+        """Steps of a round that the server has advised since the last step."""
+        self._adopted = sync_every
         self._wanted_id = worker_id
         self._worker = worker_id or f"{socket.gethostname()}-{secrets.token_hex(4)}"
         self._session = secrets.token_hex(16)
@@ -121,7 +132,7 @@ class DiLoCoWorker:
         self._ended = threading.Event()
         self._heart: threading.Thread | None = None
         self._steps, self._began_at, self._waited_s = 0, 0.0, 0.0
-        self._counts = {"sync_count": 0, "local_step": 0, "sync_retries": 0, "reconnections": 0}
+        self._counts = {"sync_count": 0, "local_step": 0, "sync_retries": 0, "reconnections": 0, "dylu_adjustments": 0}
         self._total_sync_time = 0.0
         self._last = {"last_sync_time": 0.0, "last_send_mb": 0.0, "last_recv_mb": 0.0}
 
@@ -141,6 +152,8 @@ class DiLoCoWorker:
             "steps_per_second": self.get_steps_per_second(),
             "sync_every": self._schedule.sync_every,
         }
+        if self._dylu:
+            values["dylu_adjustments"] = self._counts["dylu_adjustments"]
         values.update((name, count) for name, count in self._counts.items() if count and name not in values)
         return {f"diloco/{name}": value for name, value in values.items()}
 
@@ -163,16 +176,16 @@ class DiLoCoWorker:
         group = torch.distributed
         if group.is_available() and group.is_initialized() and group.get_world_size() > 1:
             raise UsageError("DiLoCoWorker: a worker of several ranks is not supported yet; train on one rank")
+        self._ended.clear()
         try:
-            self._join()
+            self._with_retries(self._join, time.perf_counter() + self._timeout_s)
         except WorkerRefused as refusal:
             raise UsageError(refusal.message) from None
         except ServerUnreachable as error:
             raise UsageError(f"server_addr={self._client.name!r}: {error}; start `skyward diloco serve`") from error
-        if isinstance(self._optimizer, torch.optim.Optimizer):
+        if self._optimizer is not None:
             self._hook = self._optimizer.register_step_post_hook(lambda *_: self.count_step())
         self._began_at, self._steps, self._waited_s = time.perf_counter(), 0, 0.0
-        self._ended.clear()
         if self._heartbeat_s:
             self._heart = threading.Thread(target=self._beat, name="skyward-diloco-heartbeat", daemon=True)
             self._heart.start()
@@ -207,27 +220,24 @@ class DiLoCoWorker:
         """Count an inner step, and synchronise if it was the last one of its round."""
         self._steps += 1
         self._counts["local_step"] += 1
+        advised, self._advised = self._advised, None
+        if advised is not None and advised != self._adopted:
+            self._adopted = advised
+            self._counts["dylu_adjustments"] += 1
+            self._schedule.change_sync_every(advised)
         if any(action.kind == "send" for action in self._schedule.advance()):
             self.force_sync()
 
     def force_sync(self) -> bool:
         """Synchronise now. Return whether it succeeded; if not, the log says why, and the worker trains on."""
         began = time.perf_counter()
-        deadline, pause = began + self._timeout_s, FIRST_PAUSE_S
+        deadline = began + self._timeout_s
         try:
-            for attempt in range(self._retries + 1):
-                try:
-                    self._synchronise(deadline)
-                    self._counts["sync_count"] += 1
-                    return True
-                except ServerUnreachable as error:
-                    if attempt == self._retries or time.perf_counter() >= deadline or self._ended.is_set():
-                        _log.warning("worker %s trains on without synchronisation: %s", self._worker, error)
-                        return False
-                    _log.warning("worker %s retries in %g s: %s", self._worker, pause, error)
-                    self._counts["sync_retries"] += 1
-                    self._ended.wait(pause)
-                    pause = min(2 * pause, MOST_PAUSE_S)
+            self._with_retries(lambda: self._synchronise(deadline), deadline)
+            self._counts["sync_count"] += 1
+            return True
+        except ServerUnreachable as error:
+            _log.warning("worker %s trains on without synchronisation: %s", self._worker, error)
         except (UsageError, WorkerRefused) as error:  # a training of days does not end because its server changed
             _log.error("worker %s trains on without synchronisation: %s", self._worker, error)
         finally:
@@ -236,6 +246,21 @@ class DiLoCoWorker:
             self._total_sync_time += seconds
             self._last["last_sync_time"] = seconds
         return False
+
+    def _with_retries(self, action: Callable[[], None], deadline: float) -> None:
+        """Do something, again after pauses if the server does not answer. The last ServerUnreachable is raised."""
+        pause = FIRST_PAUSE_S
+        for attempt in range(self._retries + 1):
+            try:
+                action()
+                return
+            except ServerUnreachable as error:
+                if attempt == self._retries or time.perf_counter() >= deadline or self._ended.is_set():
+                    raise
+                _log.warning("worker %s retries in %g s: %s", self._worker, pause, error)
+                self._counts["sync_retries"] += 1
+                self._ended.wait(pause)
+                pause = min(2 * pause, MOST_PAUSE_S)
 
     def _synchronise(self, deadline: float) -> None:
         while True:
@@ -281,14 +306,14 @@ class DiLoCoWorker:
         assert self._pending is not None
         received = to_tensors(answer)
         self._last["last_recv_mb"] = sum(array.data.nbytes for array in answer.arrays.values()) / 1e6
-        if answer.metadata["kind"] == "update":
-            if self._base is None:  # resumed after its update had arrived
-                self._load_current()
-                return
+        if answer.metadata["kind"] == "parameters":
+            self._base = received
+        elif self._base is None:  # resumed after its update had arrived: there is nothing to add the answer to
+            answer = self._fetched()
+            self._base = to_tensors(answer)
+        else:
             for name, update in received.items():
                 self._base[name] += update
-        else:
-            self._base = received
         sent = self._pending
         with torch.no_grad():
             for name, tensor in self._tensors.items():
@@ -318,11 +343,13 @@ class DiLoCoWorker:
         standing = self._ask_to_join()
         if not standing["has_model"]:
             self._client.offer(encode(to_wire(self._tensors), {}))
-        if resumed_round is not None and self._goes_on(resumed_round, standing):
-            return
+        if resumed_round is not None:
+            if self._goes_on(resumed_round, standing):
+                return
+            _log.warning("worker %s gives up the steps since round %d, which is over", self._worker, resumed_round)
         self._await_round(standing, time.perf_counter() + self._timeout_s)
         self._load_current()
-        self._schedule = SyncSchedule(sync_every=self._schedule.sync_every)
+        self._schedule = SyncSchedule(sync_every=self._adopted)
 
     def _goes_on(self, resumed_round: int, standing: Mapping[str, Any]) -> bool:
         """Return whether the parameters of the checkpoint are still of use, and get the base that they need."""
@@ -359,20 +386,27 @@ class DiLoCoWorker:
             standing = self._client.ask("/heartbeat", {"worker": self._worker, "session": self._session})
 
     def _load_current(self) -> None:
-        frame = self._client.parameters()
-        if frame is None:
-            raise ServerUnreachable(f"{self._client.name} has no parameters yet")
+        frame = self._fetched()
         self._base = to_tensors(frame)
         with torch.no_grad():
             for name, tensor in self._tensors.items():
                 tensor.copy_(self._base[name])
         self._begin_round(int(frame.metadata["round"]))
 
+    def _fetched(self) -> ArrayFrame:
+        frame = self._client.parameters()
+        if frame is None:
+            raise ServerUnreachable(f"{self._client.name} has no parameters yet")
+        return frame
+
     def _beat(self) -> None:
         while not self._ended.wait(self._heartbeat_s):
             figures = {"steps_per_second": self.get_steps_per_second(), "local_step": self._counts["local_step"]}
+            if self._dylu:
+                figures["dylu_sync_every"] = self._sync_every
+            body = {"worker": self._worker, "session": self._session, "figures": figures}
             try:
-                self._client.ask("/heartbeat", {"worker": self._worker, "session": self._session, "figures": figures})
+                self._advised = self._client.ask("/heartbeat", body).get("local_steps")
             except WorkerRefused as refusal:
                 if refusal.kind is RefusalKind.NOT_A_MEMBER:
                     self._join_early()
@@ -389,7 +423,12 @@ class DiLoCoWorker:
     # State ------------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the round and the counters, as values for JSON. The parameters are the model's."""
+        """Return the position in the round and the counters. The parameters are the model's.
+
+        These are values for JSON. Only after a synchronisation that failed are there tensors: those of the update that
+        waits for its answer.
+        """
+        pending = self._pending
         return {
             **self._counts,
             "total_sync_time": self._total_sync_time,
@@ -399,6 +438,7 @@ class DiLoCoWorker:
             "base_round": self._base_round,
             "number": self._number,
             "schedule": self._schedule.state_dict(),
+            "pending": None if pending is None else {"step": pending.step, "local": dict(pending.local)},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -409,10 +449,23 @@ class DiLoCoWorker:
         if not state:
             return
         for name in self._counts:
-            self._counts[name] = int(state[name])
+            self._counts[name] = int(state.get(name, 0))
         self._total_sync_time = float(state["total_sync_time"])
         if self._wanted_id not in (None, state["worker_id"]):
             return
         self._worker, self._session = str(state["worker_id"]), str(state["session"])
         self._base_round, self._number = state["base_round"], int(state["number"])
         self._schedule.load_state_dict(state["schedule"])
+        if self._dylu:
+            self._adopted = int(state["schedule"]["next_sync_every"])
+        else:  # it may have changed since, or DyLU had changed it
+            self._schedule.change_sync_every(self._sync_every)
+        if state["pending"] is not None:
+            self._pending = _Pending(self._key(), dict(state["pending"]["local"]), int(state["pending"]["step"]))
+
+
+def _innermost(optimizer: torch.optim.Optimizer | None) -> torch.optim.Optimizer | None:
+    """Return the optimizer that makes the steps. Accelerate's wrapper, for example, has no hooks."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = inner
+    return optimizer

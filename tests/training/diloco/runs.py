@@ -52,11 +52,11 @@ def serving(*arguments: Any, **options: Any) -> Iterator[DiLoCoServer]:
         yield server
 
 
-def together(*functions: Callable[[], None]) -> None:
+def together(*functions: Callable[[], object]) -> None:
     """Run functions at the same time. Raise the first error of any of them once all have ended."""
     errors: list[BaseException] = []
 
-    def run(function: Callable[[], None]) -> None:
+    def run(function: Callable[[], object]) -> None:
         try:
             function()
         except BaseException as error:

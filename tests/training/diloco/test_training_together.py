@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from skyward.errors import UsageError
-from skyward.training.diloco import OuterSGD
-from tests.training.diloco.runs import are_equal, make_model, serving, state_of, step, together, train, worker_of
+from skyward.training.diloco import DiLoCoWorker, OuterSGD
+from tests.training.diloco.lossy_line import ANSWER, LossyLine
+from tests.training.diloco.runs import TOKEN, are_equal, make_model, serving, state_of, step, together, train, worker_of
 
 
 def averaging() -> OuterSGD:
@@ -116,6 +120,62 @@ def test_a_delta_of_nan_costs_nobody_a_round(caplog: pytest.LogCaptureFixture) -
         assert server.status()["round"] == 1
     assert are_equal(state_of(broken), state_of(healthy))
     assert "worker='broken': the norm of its delta is nan" in caplog.text
+
+
+def test_a_slower_worker_takes_fewer_steps_in_a_round() -> None:
+    """DyLU: by the speeds that both report, the slow one takes a quarter of the steps. Rounds go on."""
+    is_adjusted = threading.Event()
+
+    class Paced(DiLoCoWorker):
+        def get_steps_per_second(self) -> float:
+            return 1.0 if self.worker_id == "slow" else 4.0
+
+    def train_as(name: str) -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        options: dict[str, Any] = {"token": TOKEN, "dylu": True, "heartbeat_interval": 0.01, "timeout": 60}
+        with Paced(model, optimizer, server.address, worker_id=name, sync_every=8, **options) as worker:
+            for number in itertools.count():
+                step(model, optimizer, number)
+                metrics = worker.sync_metrics
+                if name == "slow" and metrics["diloco/sync_every"] == 2:
+                    assert metrics["diloco/dylu_adjustments"] == 1
+                    is_adjusted.set()
+                if is_adjusted.is_set():
+                    assert name == "slow" or metrics["diloco/sync_every"] == 8
+                    break
+
+    with serving(make_model(), num_workers=2) as server:
+        together(partial(train_as, "fast"), partial(train_as, "slow"))
+
+
+@pytest.mark.parametrize("bf16_answers", [False, True])
+def test_a_checkpoint_keeps_an_update_that_waits_for_its_answer(bf16_answers: bool) -> None:
+    """The server has it, and the connection broke. The steps since then are kept, too."""
+    model = make_model()
+    with serving(make_model(), outer_optimizer=averaging(), bf16_answers=bf16_answers) as server:
+        port = int(server.address.rpartition(":")[2])
+        with LossyLine(port, request="PUT /updates", cuts=[ANSWER]) as line:
+            killed = worker_of(line.address, model, None, "a", max_sync_retries=0)
+            killed.start()
+            before = state_of(model)
+            with torch.no_grad():
+                model[0].weight += 1  # type: ignore[index]
+            killed.count_step()
+            assert not killed.force_sync()
+        assert server.status()["round"] == 1
+        with torch.no_grad():
+            model[0].weight += 2  # type: ignore[index]
+        killed.count_step()
+        resumed = worker_of(server, model, None, "a")
+        resumed.load_state_dict(killed.state_dict())
+        with resumed:
+            assert resumed.force_sync()
+            assert torch.allclose(model[0].weight, before["0.weight"] + 3, atol=0.02)  # type: ignore[index]
+            assert server.status()["round"] == 1
+            assert resumed.force_sync()
+        assert server.status()["round"] == 2
+    assert torch.allclose(model[0].weight, before["0.weight"] + 3, atol=0.02)  # type: ignore[index]
 
 
 def test_progress_without_a_server_is_not_lost(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,281 @@
+"""The callback under our Trainer, Hugging Face's, Lightning's and Keras's: each run is the worker of one server."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from skyward.errors import UsageError
+from skyward.training import DiLoCoCallback, JsonLogger, TrainerCallback
+from skyward.training.diloco import DiLoCoServer, worker
+from tests.training.diloco.runs import TOKEN, are_equal, serving, state_of, together
+from tests.training.keras_process import found_by
+from tests.training.trainer.regression import Line, Points, history, run
+from tests.waiting import until
+
+ROOT = Path(__file__).parents[3]
+H = 3
+STEPS = 9
+
+
+@pytest.fixture(autouse=True)
+def token(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("DILOCO_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("DILOCO_TOKEN", TOKEN)
+
+
+def joining(server: DiLoCoServer | str, name: str = "a", **options: Any) -> DiLoCoCallback:
+    address = server if isinstance(server, str) else server.address
+    options = {"sync_every": H, "bf16_comm": False, "heartbeat_interval": 0, **options}
+    return DiLoCoCallback(address, worker_id=name, **options)
+
+
+class StopAt(TrainerCallback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step:
+            control.stop()
+
+
+class Counts(TrainerCallback):
+    """Callback that keeps the number of synchronisations in each log of steps."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def on_log(self, logs: dict[str, Any], **kwargs: Any) -> None:
+        if "diloco/sync_count" in logs:
+            self.seen.append(logs["diloco/sync_count"])
+
+
+# Under our Trainer ----------------------------------------------------------------------------------------------------
+
+
+def ours(folder: Path, *callbacks: object, resume: bool = False, steps: int = STEPS, **chosen: Any) -> torch.nn.Module:
+    """Train; the model is that of the server's first worker."""
+    options = {"max_steps": steps, "logging_steps": 1, "save_steps": 5, "lr_scheduler_type": "constant", **chosen}
+    return run(folder, resume or None, callbacks=callbacks, **options).model
+
+
+def test_a_run_without_a_server_is_that_without_the_callback(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"max_steps": 4, "logging_steps": 1, "save_strategy": "no"}
+    callback = DiLoCoCallback(sync_every=2)
+    assert not callback.active
+    assert history(run(tmp_path / "with", callbacks=[callback], **options)) == history(run(tmp_path / "no", **options))
+    assert callback.state_dict() == {}
+
+
+def test_runs_exchange_their_progress_and_loggers_see_it(tmp_path: Path) -> None:
+    """Two runs on different points, with two micro-batches in a step."""
+    models: dict[str, torch.nn.Module] = {}
+
+    def train(name: str, size: int) -> None:
+        callbacks = [JsonLogger(), joining(server, name)]
+        models[name] = ours(tmp_path / name, *callbacks, data=Points(size), gradient_accumulation_steps=2)
+
+    with serving(num_workers=2) as server:
+        together(partial(train, "a", 20), partial(train, "b", 12))
+        assert server.status()["round"] == STEPS / H
+        assert server.status()["workers"] == []
+    assert are_equal(state_of(models["a"]), state_of(models["b"]))
+    records = json.loads((tmp_path / "a" / "logs" / "trainer_logs.json").read_text())
+    counts = [record["diloco/sync_count"] for record in records if "loss" in record]
+    assert counts == [step // H for step in range(1, STEPS + 1)]
+    assert records[-2]["diloco/last_send_mb"] > 0
+
+
+def test_a_run_that_fails_leaves_the_server(tmp_path: Path) -> None:
+    class Fails(TrainerCallback):
+        def on_step_end(self, **kwargs: Any) -> None:
+            assert len(server.status()["workers"]) == 1
+            raise OSError("the disk is gone")
+
+    with serving() as server:
+        with pytest.raises(OSError, match="the disk is gone"):
+            ours(tmp_path, joining(server), Fails())
+        assert server.status()["workers"] == []
+
+
+KILLED_AT = 7
+
+
+def test_a_run_that_is_killed_and_resumed_ends_with_the_same_parameters(tmp_path: Path) -> None:
+    """The checkpoint is of step 5, and its round was over when the run was killed at step 7. Another worker waits."""
+    code = """
+import os, signal, sys
+from pathlib import Path
+from skyward.training import TrainerCallback
+from tests.training.diloco.test_callback import KILLED_AT, joining, ours
+
+class Dies(TrainerCallback):
+    def on_step_end(self, state, **kwargs):
+        if state.global_step == KILLED_AT:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+ours(Path(sys.argv[1]), joining(sys.argv[2]), Dies())
+"""
+    ends: list[dict[str, torch.Tensor]] = []
+
+    def train_and_die(folder: Path, server: DiLoCoServer) -> None:
+        command = [sys.executable, "-c", code, str(folder), server.address]
+        assert subprocess.run(command, cwd=ROOT, timeout=120, check=False).returncode == -signal.SIGKILL
+        ends.append(state_of(ours(folder, joining(server), resume=True)))
+
+    def train_through(folder: Path, server: DiLoCoServer) -> None:
+        ends.append(state_of(ours(folder, joining(server))))
+
+    for name, train in (("killed", train_and_die), ("whole", train_through)):
+        with serving(Line(), num_workers=2) as server:
+            other = partial(ours, tmp_path / f"{name}-other", joining(server, "b"), data=Points(12))
+            together(partial(train, tmp_path / name, server), other)
+            assert server.status()["round"] == STEPS / H
+    assert are_equal(*ends)
+
+
+# Under others ---------------------------------------------------------------------------------------------------------
+
+
+def huggingfaces(folder: Path, *callbacks: object, resume: bool = False) -> dict[str, torch.Tensor]:
+    from skyward.training import HFCallbacks
+    from tests.training.frameworks.hf.test_callbacks import trainer
+
+    options: dict[str, Any] = {
+        "max_steps": STEPS,
+        "save_strategy": "steps",
+        "save_steps": 4,
+        "lr_scheduler_type": "constant",
+    }
+    made = trainer(folder, HFCallbacks(callbacks), gradient_accumulation_steps=2, **options)
+    made.train(resume_from_checkpoint=resume or None)
+    return state_of(made.model)
+
+
+def lightnings(folder: Path, *callbacks: object, resume: bool = False) -> dict[str, torch.Tensor]:
+    import lightning.pytorch as lightning
+
+    from skyward.training import LightningCallbacks
+    from tests.training.frameworks.lightning.test_callbacks import Line as Module
+
+    trainer = lightning.Trainer(
+        default_root_dir=folder,
+        max_steps=STEPS,
+        accumulate_grad_batches=2,
+        callbacks=[LightningCallbacks(callbacks, logging_steps=1)],
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+    )
+    module = Module()
+    # Equal rows, because a loader begins again when Lightning resumes within an epoch.
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.full((10, 1), 0.3)))
+    trainer.fit(module, loader, ckpt_path=folder / "checkpoint-4.ckpt" if resume else None)
+    return state_of(module)
+
+
+LIGHTNING = [
+    pytest.mark.filterwarnings(f"ignore:{text}")
+    for text in (
+        "`isinstance.treespec:FutureWarning",
+        ".*does not have many workers",
+        "The number of training batches",
+        "You're resuming from a checkpoint that ended before the epoch ended",
+        "You defined a `validation_step` but have no `val_dataloader`",
+    )
+]
+
+
+@pytest.mark.parametrize("train", [huggingfaces, pytest.param(lightnings, marks=LIGHTNING)])
+def test_the_trainers_of_others_train_and_resume(train: Any, tmp_path: Path) -> None:
+    """One run is stopped at step 4, in a round, and resumed. It ends like the other one."""
+    with serving() as server:
+        whole = train(tmp_path / "whole", counts := Counts(), joining(server))
+        assert server.status()["round"] == STEPS / H
+    assert counts.seen == [step // H for step in range(1, STEPS + 1)]
+    with serving() as server:
+        train(tmp_path / "stopped", joining(server), StopAt(4))
+        assert server.status()["round"] == 1
+        resumed = train(tmp_path / "stopped", joining(server), resume=True)
+        assert server.status()["round"] == STEPS / H
+    assert are_equal(resumed, whole)
+
+
+def test_keras_trains_and_resumes_with_its_torch_backend_only(tmp_path: Path) -> None:
+    found, _ = found_by(Path(__file__).with_name("keras_scenario.py"), "torch")
+    assert found["round"] == 4
+    assert found["counts"][-1] == 4
+    assert found["resumed"] == found["whole"]
+
+
+def test_a_model_of_another_framework_is_refused() -> None:
+    with pytest.raises(UsageError, match="not a torch module; train with torch, or with KERAS_BACKEND=torch"):
+        joining("127.0.0.1:1").on_train_begin(state=None, model=object(), optimizer=object())
+
+
+# Options --------------------------------------------------------------------------------------------------------------
+
+
+def test_arguments_beat_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = {"SERVER": "127.0.0.1:9", "SYNC_EVERY": "7", "BF16_COMM": "False", "HEARTBEAT_INTERVAL": "2.5"}
+    for name, text in environment.items():
+        monkeypatch.setenv(f"DILOCO_{name}", text)
+    given = DiLoCoCallback()
+    assert given.active
+    assert given.server_addr == "127.0.0.1:9"
+    expected = {"sync_every": 7, "bf16_comm": False, "heartbeat_interval": 2.5, "dylu": False, "worker_id": None}
+    assert expected.items() <= given.worker_options.items()
+    assert DiLoCoCallback(heartbeat_interval=0).worker_options["heartbeat_interval"] == 0
+    assert DiLoCoCallback(bf16_comm=True).worker_options["bf16_comm"]
+    monkeypatch.setenv("DILOCO_DYLU", "maybe")
+    with pytest.raises(UsageError, match="DILOCO_DYLU='maybe': cannot be read; set it to true or false"):
+        DiLoCoCallback()
+    assert not DiLoCoCallback(dylu=False).worker_options["dylu"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_fragments": 4}, "num_fragments=4: streaming is not supported yet; set num_fragments=1"),
+        ({"sync_every": 0}, "sync_every=0: must be a whole number >= 1"),
+        ({"timeout": math.inf}, "timeout=inf: must be a finite number of seconds"),
+        ({"max_sync_retries": -1}, "max_sync_retries=-1: must be a whole number >= 0"),
+        ({"dylu": True, "heartbeat_interval": 0}, "dylu=True: needs heartbeats"),
+    ],
+)
+def test_illegal_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        DiLoCoCallback("127.0.0.1:1", **options)
+
+
+def test_a_run_waits_for_a_server_that_starts_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(worker, "FIRST_PAUSE_S", 0.01)
+    with serving() as server:
+        port = int(server.address.rpartition(":")[2])
+    address = f"127.0.0.1:{port}"
+    with pytest.raises(UsageError, match=r"does not answer.*; start `skyward diloco serve`"):
+        ours(tmp_path / "never", joining(address, max_sync_retries=1))
+    caplog.clear()
+
+    def serve() -> None:
+        until(lambda: "worker a retries in" in caplog.text)
+        with serving(port=port) as server:
+            until(lambda: server.status()["round"] == 1)
+            until(lambda: not server.status()["workers"])
+
+    together(serve, partial(ours, tmp_path, joining(address, max_sync_retries=1000), steps=H))
