@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.staging import BlockingAsyncStager, DefaultStager, StagingOptions
 
 from skyward.training.checkpoint import CheckpointCoordinator, SharingPattern, StateComponent
 
@@ -65,16 +65,19 @@ def methods(like: State) -> list[Method]:
         dcp.load(state, checkpoint_id=folder)
         return state
 
-    keeping = PINNED if next(iter(like.values())).is_cuda else PLAIN
+    # On a GPU, DefaultStager of torch 2.11 fails with KeyError: <class 'type'>.
+    is_on_gpu = next(iter(like.values())).is_cuda
+    fresh = BlockingAsyncStager() if is_on_gpu else None
+    cached = BlockingAsyncStager(cache_staged_state_dict=True) if is_on_gpu else DefaultStager(PLAIN)
     return [
         Method("raw write + fsync", raw),
         Method("torch.save", torch_save, lambda folder: torch.load(folder / "state.pt", weights_only=True)),
         Method("safetensors", safetensors_save, safetensors_load),
         Method("DCP", dcp_save, dcp_load),
-        Method("DCP async", dcp_async(None), dcp_load),
+        Method("DCP async", dcp_async(fresh), dcp_load),
         Method(
             "DCP async, cached",
-            dcp_async(DefaultStager(keeping)),
+            dcp_async(cached),
             dcp_load,
         ),
         *(Method(name, each.save, each.load) for name, each in ours.items()),
@@ -129,9 +132,6 @@ def dcp_save(state: State, folder: Path) -> Wait:
 def dcp_async(stager: Any) -> Callable[[State, Path], Wait]:
     def save(state: State, folder: Path) -> Wait:
         future: Any = dcp.async_save(state, checkpoint_id=folder, async_stager=stager)
-        if hasattr(future, "staging_completion"):  # with asynchronous staging
-            future.staging_completion.result()
-            future = future.upload_completion
         return lambda: future.result()  # noqa: PLW0108  # of a type that torch does not say
 
     return save
@@ -141,10 +141,6 @@ PLAIN = StagingOptions(
     use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
 )
 """Options for a host without an accelerator, which keeps its buffers."""
-PINNED = StagingOptions(
-    use_pinned_memory=True, use_shared_memory=False, use_async_staging=True, use_non_blocking_copy=True
-)
-"""Options for a GPU: torch's defaults, but for shared memory, which only a save by another process needs."""
 
 
 def lightning_async() -> Method:
