@@ -79,6 +79,7 @@ from .transfers import Transfers
 from .width import Width
 
 if TYPE_CHECKING:
+    from ..shared.store import Store
     from .log_router import LineSink
 
 _CANCELLED_AT_ONCE = 1000
@@ -104,6 +105,7 @@ class DirectEngine:
         direct_transfers: bool = True,
         channels: type[TaskChannels] = TaskChannels,
         numbers: Iterator[int] | None = None,
+        make_store: Callable[[], Store] | None = None,
     ) -> None:
         self._grace_s = cancel_grace_s
         self.ledger = ledger = Ledger(Scheduler(kept), numbers)
@@ -115,7 +117,7 @@ class DirectEngine:
         self.nodes = NodeLinks(ledger, self._dispatcher, job_id=job_id, initializer=initializer, emit=emit)
         self._gangs = Gangs(ledger, self._dispatcher, self.nodes, self._logs, grace_s=cancel_grace_s)
         self.questions = OpenQuestions(ledger, self._dispatcher)
-        self.shared = SharedState(ledger)
+        self.shared = SharedState(ledger, make_store)
         self.channels = channels(ledger, {CHANNEL: self.shared})
         self.builder = TaskBuilder(
             ledger.numbers.__next__, self.nodes.ranks_per_node, self.cancel_gang, default_timeout_s

@@ -268,10 +268,10 @@ class HostedShared(SharedRequests):
         return number, self._requests.begin("shared", number, request.fields())
 
     def withdraw(self, session: int) -> None:
-        self._requests.tell("shared_withdraw", session)
+        self._requests.begin("shared_withdraw", session)
 
     def forget(self, session: int) -> None:
-        self._requests.tell("shared_forget", session)
+        self._requests.begin("shared_forget", session)
 
     def end(self, session: int) -> None:
         self._requests.tell("shared_end", session)

@@ -104,7 +104,7 @@ class NextHead:
 
 def _lost_with_head() -> NodeLost:
     return NodeLost(
-        "head of the pool: was killed before it answered; actors, shared state, channels and values that stay on nodes "
-        "are lost with it",
+        "head of the pool: was killed before it answered; actors, channels and values that stay on nodes are lost with "
+        "it",
         node=0,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import concurrent.futures
 import itertools
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -115,9 +116,14 @@ class SharedRequests:
 
 
 class SharedState(SharedRequests):
-    """Shared state of one pool. Channels of tasks need the ledger's lock; everything else is thread-safe."""
+    """Shared state of one pool. Channels of tasks need the ledger's lock; everything else is thread-safe.
 
-    def __init__(self, ledger: Ledger) -> None:
+    Args:
+        ledger: Shared state of the engine.
+        make_store: Makes the store; None: one that begins empty and ends with this process.
+    """
+
+    def __init__(self, ledger: Ledger, make_store: Callable[[], Store] | None = None) -> None:
         self._ledger = ledger
         self._made: Store | None = None
         self._channels: dict[int, tuple[Tell, MessagePieces]] = {}
@@ -125,6 +131,7 @@ class SharedState(SharedRequests):
         """Requests of the program that wait, by session."""
         self._sessions = itertools.count(1)
         self._is_closed = False
+        self._make_store = make_store
 
     @property
     def _store(self) -> Store:
@@ -132,7 +139,7 @@ class SharedState(SharedRequests):
         if self._made is None:
             from ..shared.store import Store
 
-            self._made = Store()
+            self._made = (self._make_store or Store)()
             self._made.open(_PROGRAM, _PROGRAM)
         return self._made
 

@@ -22,6 +22,7 @@
     ├── NodeError                  a machine, or skyward's processes on it
     │   ├── NodeLost               the node went away with work on it
     │   ├── RefLost                the nodes that held a kept value are gone
+    │   ├── StateLost              shared state was lost with the head that held it
     │   ├── SlotLost               the process that ran the call died
     │   │   └── OutOfMemory        the call used more memory than its memory_gib
     │   ├── ActorLost              an actor's process or node is gone, or it was closed
@@ -79,6 +80,7 @@ from .node import (
     Preempted,
     RefLost,
     SlotLost,
+    StateLost,
     TransferFailed,
     Unreachable,
     VolumeFailed,
@@ -165,6 +167,7 @@ __all__ = [
     "ResultNotPicklable",
     "SkywardError",
     "SlotLost",
+    "StateLost",
     "TaskError",
     "TaskExited",
     "TaskTimeout",

@@ -62,6 +62,23 @@ class RefLost(NodeError):
     retryable = False
 
 
+class StateLost(NodeError):
+    """Shared state of a detached pool was lost when the pool's head was killed.
+
+    Everything that `sky.counter(name)` and its like held is gone, and so are the holders of locks. The name stays
+    unusable: otherwise some would go on with values that others have never seen. Begin again under another name.
+
+    Example:
+        done = pool.counter("done")
+        try:
+            done.increment()
+        except sky.errors.StateLost:
+            done = pool.counter("done again")
+    """
+
+    retryable = False
+
+
 class SlotLost(NodeError):
     """The process that ran the call died: a signal, `os._exit`, or out of memory.
 

@@ -13,7 +13,7 @@ from dataclasses import field
 from typing import Any, Final, NamedTuple
 
 from ..core.records import dataclass
-from ..errors import InternalError, UsageError
+from ..errors import InternalError, StateLost, UsageError
 
 CHANNEL: Final = "skyward.shared"
 """Name of the channels between tasks and the program that carry these messages."""
@@ -30,7 +30,7 @@ REQUEST, WITHDRAW, FORGET, LEAVE = 0, 1, 2, 3
 the answer. LEAVE: the call has ended; free its leases."""
 
 _ERRORS: dict[str, type[Exception]] = {
-    cls.__name__: cls for cls in (IndexError, InternalError, UsageError, threading.BrokenBarrierError)
+    cls.__name__: cls for cls in (IndexError, InternalError, StateLost, UsageError, threading.BrokenBarrierError)
 }
 
 

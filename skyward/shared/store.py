@@ -12,7 +12,9 @@ program, holds the leases. When a session ends, its request is withdrawn; when a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
 from ..core.records import dataclass
@@ -24,6 +26,9 @@ from .waits import BarrierState, EventState, QueueState
 
 LIMIT_BYTES: Final = 1 << 30
 """Most bytes of all values of a pool."""
+
+ThingKey = tuple[str, str]
+"""Kind and name of a thing."""
 
 _KINDS: Mapping[str, type[Thing]] = {
     "dict": DictState,
@@ -53,11 +58,25 @@ class Store:
     A thing that a request named is forgotten as soon as it equals a new one. An object of it may be used up to then,
     and the next request makes another.
 
+    Args:
+        limit_bytes: Most bytes of all values.
+        lost: Kinds and names of things that an earlier store has lost.
+        noted: Called when a thing comes about (True) or is forgotten (False), with its kind and name. It may refuse
+            the former by raising RequestRefused.
+
     Attributes:
         answers: Answers that nobody has taken yet, in the order in which they came about.
     """
 
-    def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
+    def __init__(
+        self,
+        limit_bytes: int = LIMIT_BYTES,
+        *,
+        lost: AbstractSet[ThingKey] = frozenset(),
+        noted: Callable[[ThingKey, bool], object] = lambda key, is_there: None,
+    ) -> None:
+        self._lost = lost
+        self._noted = noted
         self.answers: list[StoreAnswer] = []
         self._sessions: dict[int, _StoreSession] = {}
         self._owners: dict[int, LeaseOwner] = {}
@@ -161,13 +180,23 @@ class Store:
         elif ticket.undo is not None:
             assert ticket.thing is not None
             undo, ticket.undo = ticket.undo, None
-            thing = self._things.setdefault(ticket.thing.key, ticket.thing)
+            thing = self._things.get(ticket.thing.key)
+            if thing is None:
+                thing = self._things[ticket.thing.key] = ticket.thing
+                with contextlib.suppress(RequestRefused):  # nobody reads an answer
+                    self._noted(thing.key, True)
             undo(thing)
             self._tidy(thing)
 
     def _thing(self, kind: str, name: str, options: tuple[Any, ...]) -> Thing:
         thing = self._things.get((kind, name))
         if thing is None:
+            if (kind, name) in self._lost:
+                raise RequestRefused(
+                    "StateLost",
+                    f"{kind}={name!r}: was lost when the head of the pool was killed; use another name",
+                )
+            self._noted((kind, name), True)
             thing = self._things[kind, name] = _KINDS[kind]((kind, name), options, self._shelf)
         elif thing.options != options:
             raise RequestRefused(
@@ -196,5 +225,5 @@ class Store:
 
     def _tidy(self, thing: Thing | None) -> None:
         """Forget a thing that equals a new one."""
-        if thing is not None and thing.is_idle:
-            self._things.pop(thing.key, None)
+        if thing is not None and thing.is_idle and self._things.pop(thing.key, None) is not None:
+            self._noted(thing.key, False)

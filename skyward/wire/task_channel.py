@@ -28,6 +28,9 @@ NAME_LIMIT: Final = 200
 _WHOLE, _PART, _DROP = 0, 1, 2
 """Lane of a MESSAGE frame: the end of a message, an earlier piece of it, or a message that its sender gave up."""
 
+LOST_CLIENT = 1
+"""Lane of an END_CHANNEL frame of the agent: the other end was lost, and another process goes on in its place."""
+
 Tell = Callable[[FrameKind, bytes, int], None]
 """Sends a frame of the channel: kind, body and lane. It does not wait, and drops the frame if nobody is there."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
 from pathlib import Path
@@ -13,9 +14,12 @@ from hypothesis import strategies as st
 from skyward.engine.head.journal import BEGUN, OVER, HeadJournal
 from skyward.engine.head.kept_calls import KeptCall, KeptCalls, KeptFrame, KeptOrder, facts_of
 from skyward.engine.head.kept_output import KeptOutput
+from skyward.engine.head.kept_state import store_of
 from skyward.engine.retries import RetriesLeft
 from skyward.engine.tasks import WireFunction
 from skyward.errors import UsageError
+from skyward.shared.messages import OK, REFUSED, StoreRequest
+from skyward.shared.store import Store
 from skyward.wire.blobs import Blob
 from skyward.wire.frames import FrameKind
 from skyward.wire.payloads import Encoded
@@ -170,6 +174,35 @@ def test_another_process_goes_on_with_the_calls_of_a_killed_one(tmp_path: Path) 
             again.follow(call, link)  # type: ignore[arg-type]
         sent, item, value = (FrameKind.SENT, b""), (FrameKind.ITEM, b"\2"), (FrameKind.RESULT, b"value")
         assert link.sent == [sent, value, sent, item, sent]
+
+
+def test_the_names_of_lost_state_are_refused_for_good(tmp_path: Path) -> None:
+    def ask(store: Store, kind: str, name: str, verb: str, *arguments: object) -> tuple[int, object]:
+        session = next(sessions)
+        store.open(session, 0)
+        store.request(session, 1, StoreRequest(kind, name, verb, arguments).fields())
+        (answer,), store.answers = store.answers, []
+        return answer.status, answer.value
+
+    sessions = itertools.count(1)
+    kept = KeptCalls(HeadJournal(str(tmp_path)))
+    store = store_of(kept)
+    assert ask(store, "counter", "kept", "add", 5) == (OK, 5)
+    for amount, count in ((5, 5), (-5, 0)):
+        assert ask(store, "counter", "again zero", "add", amount) == (OK, count)
+    alive = [kept]
+    for _ in range(2):  # the second one reads the journal that the first one has rewritten
+        kept = KeptCalls(HeadJournal(str(tmp_path)))
+        kept.restore()
+        alive.append(kept)
+        store = store_of(kept)
+        status, why = ask(store, "counter", "kept", "add", 1)
+        assert (status, why) == (
+            REFUSED,
+            ("StateLost", "counter='kept': was lost when the head of the pool was killed; use another name"),
+        )
+        assert ask(store, "counter", "again zero", "add", 1) == (OK, 1)
+        assert ask(store, "counter", "again zero", "add", -1) == (OK, 0)
 
 
 @given(data=st.data())

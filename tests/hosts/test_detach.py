@@ -15,7 +15,7 @@ import pytest
 
 import skyward as sky
 from skyward.cli import main
-from skyward.errors import PoolClosed, RefLost, UsageError
+from skyward.errors import PoolClosed, RefLost, StateLost, UsageError
 from skyward.state import detached
 from skyward.values.machine import LogLine
 from tests.hosts.bed import ROOT
@@ -250,8 +250,18 @@ def test_calls_outlive_a_head_that_is_killed(client_of: Callable[..., Client]) -
 
         with open("/root/ran", "a") as ledger:
             ledger.write(f"{number} ")
+        done = sky.counter("done")
+        if number == 0:
+            done.increment()
+        elif number == 1:  # the program has it
+            with contextlib.suppress(StateLost):
+                sky.lock("held").acquire()
         while number < 3 and not os.path.exists("/root/go"):
             time.sleep(0.01)
+        if number == 0:
+            with contextlib.suppress(StateLost):
+                done.increment()
+            sky.counter("done again").increment()
         return data + bytes([number])
 
     kept = sky.compute(bytes)(1_000_000).keep() >> pool
@@ -263,9 +273,15 @@ def test_calls_outlive_a_head_that_is_killed(client_of: Callable[..., Client]) -
         raise LookupError("of each run")
 
     data = os.urandom(3_000_000)
+    held = pool.lock("held")
+    held.acquire()
     futures = [run.with_options(retries=int(number == 2))(data, number) > pool for number in range(8)]
     ledger, runs = host.path("/root/ran"), host.path("/root/failed")
     failed = fail() > pool
+    waiting = pool.queue("numbers")
+    waiting.put(0)
+    assert waiting.get() == 0, "so it is as new when the head is killed"
+    until(lambda: int(pool.counter("done")) == 1)
     until(lambda: runs.exists() and runs.read_text() == "x")
     until(lambda: ledger.exists() and sorted(ledger.read_text().split()) == ["0", "1", "2"])
     kill_head(host)  # the client goes on by itself, and the calls that run do
@@ -276,6 +292,12 @@ def test_calls_outlive_a_head_that_is_killed(client_of: Callable[..., Client]) -
         with pytest.raises(LookupError, match="of each run"):
             failed.result(60)
         assert runs.read_text() == "xx", "the retry was counted before the head was killed, and ran once"
+        for refused in (held.release, pool.counter("done").increment):
+            with pytest.raises(StateLost, match=r": was lost when the head of the pool was killed; use another name"):
+                refused()
+        assert int(pool.counter("done again")) == 1
+        waiting.put(1)
+        assert waiting.get() == 1
         for use in (kept.get, lambda: sky.compute(len)(kept) >> pool):
             with pytest.raises(RefLost, match=r"the head of the pool was killed, .*; make the value again"):
                 use()

@@ -42,6 +42,7 @@ from .door import LinkRefused, PassedEnds
 from .journal import HeadJournal
 from .kept_calls import CallPosition, KeptCall, KeptCalls, KeptOrder
 from .kept_output import KeptOutput
+from .kept_state import store_of
 from .lending import LentLinks
 from .messages import HeadConfig
 from .plain import dump_plain, load_plain
@@ -95,6 +96,7 @@ class Head:
             default_timeout_s=config.default_timeout_s,
             direct_transfers=config.direct_transfers,
             channels=RelayedChannels,
+            make_store=None if self._kept is None else partial(store_of, self._kept),
             numbers=itertools.count(self._first_number() - 1, 2),
         )
         self._ledger = engine.ledger

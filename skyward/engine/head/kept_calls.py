@@ -20,7 +20,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import field
 from typing import Any, Literal, NamedTuple
 
@@ -32,7 +32,7 @@ from ...wire.payloads import Encoded
 from ..retries import RetriesLeft
 from ..tasks import WireFunction
 from .client_link import ClientLink
-from .journal import BEGUN, OVER, TORN, BlobName, HeadJournal
+from .journal import BEGUN, LIVE, OVER, TORN, BlobName, HeadJournal
 from .plain import dump_plain, load_plain
 
 _log = logging.getLogger(__name__)
@@ -156,6 +156,12 @@ class KeptCalls:
         self._state_at = -1
         self.state: dict[str, Any] = {}
         """Plain values of the head itself, which `note` changes."""
+        self._things: dict[tuple[str, str], int] = {}
+        """Places of the things of shared state, by kind and name."""
+        self._idle_things: set[tuple[str, str]] = set()
+        """Those that are forgotten by now."""
+        self.lost_things: set[tuple[str, str]] = set()
+        """Those that earlier processes have lost."""
 
     def __iter__(self) -> Iterator[KeptCall]:
         return iter(list(self._calls.values()))
@@ -273,6 +279,20 @@ class KeptCalls:
         self.state, self._state_at = state, at
         self._mark(before, OVER)
 
+    def note_thing(self, key: tuple[str, str], is_there: bool) -> None:
+        """Note that a thing of shared state has come about, or is forgotten. Raises UsageError if there is no room."""
+        if key not in self._things:
+            self._shrink()
+            try:
+                self._things[key] = self._append("thing", *key)
+            except OSError as error:
+                raise _no_room(f"{key[0]}={key[1]!r}", error) from error
+        if is_there:
+            self._idle_things.discard(key)
+        else:
+            self._idle_things.add(key)
+        self._mark(self._things[key], LIVE if is_there else OVER)
+
     def restore(self) -> list[tuple[KeptCall, KeptOrder | None]]:
         """Read the calls and the state of an earlier process, if there was one. Return the calls without an outcome.
 
@@ -281,6 +301,12 @@ class KeptCalls:
         """
         orders: dict[int, tuple[bytes, tuple[BlobName, ...]]] = {}
         functions: dict[bytes, WireFunction] = {}
+        restorers: dict[str, Callable[..., None]] = {
+            "count": self._restore_count,
+            "frame": self._restore_frame,
+            "retries": self._restore_retries,
+            "thing": self._restore_thing,
+        }
         for at, mark, content in self._journal.read():
             kind, *fields = load_plain(content)
             if mark == OVER:
@@ -296,12 +322,8 @@ class KeptCalls:
                 *parts, body, names = fields
                 call = self._restore_call(at, mark, parts)
                 orders[call.number] = body, names
-            elif kind == "count":
-                self._restore_count(at, *fields)
-            elif kind == "retries":
-                self._restore_retries(at, *fields)
-            elif fields[0] in self._calls:
-                self._restore_frame(at, *fields)
+            else:
+                restorers[kind](at, *fields)
         open_calls = [call for call in self if not self._has_outcome(call)]
         found = [(call, self._order_of(call, functions, *orders[call.number])) for call in open_calls]
         self._journal.sweep()
@@ -346,6 +368,10 @@ class KeptCalls:
         if call is not None:
             call.left, call.left_at = RetriesLeft(*left), at
 
+    def _restore_thing(self, at: int, kind: str, name: str) -> None:
+        self._things[kind, name] = at
+        self.lost_things.add((kind, name))
+
     @staticmethod
     def _count(call: KeptCall, count: int) -> None:
         """Note that a call has at least `count` frames."""
@@ -364,7 +390,9 @@ class KeptCalls:
         has_failed: bool,
         index: int,
     ) -> None:
-        call = self._calls[number]
+        call = self._calls.get(number)
+        if call is None:
+            return
         try:
             blobs = tuple(self._journal.load(BlobName(*name)) for name in names)
         except OSError:  # no descriptor is left
@@ -447,6 +475,7 @@ class KeptCalls:
     def _rewrite(self) -> None:
         needed = {call.function for call in self._calls.values() if not call.is_over}
         functions = {digest: at for digest, at in self._functions.items() if digest in needed}
+        things = {key: at for key, at in self._things.items() if key not in self._idle_things}
         frames = [frame for call in self._calls.values() for frame in call.frames if frame.at >= 0]
         calls = list(self._calls.values())
         streams = [call for call in calls if call.form == "stream" and not call.is_torn]
@@ -456,6 +485,7 @@ class KeptCalls:
         places = [
             self._state_at,
             *functions.values(),
+            *things.values(),
             *(call.at for call in calls),
             *(call.count_at for call in streams),
             *(call.left_at for call in retried),
@@ -464,6 +494,7 @@ class KeptCalls:
         moved = self._journal.rewrite(at for at in places if at >= 0)
         self._state_at = moved.get(self._state_at, -1)
         self._functions = {digest: moved[at] for digest, at in functions.items()}
+        self._things, self._idle_things = {key: moved[at] for key, at in things.items()}, set()
         self._function_blobs = {digest: self._function_blobs[digest] for digest in functions}
         for call in calls:
             call.at = moved[call.at]

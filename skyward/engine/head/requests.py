@@ -22,6 +22,7 @@ _ASKED_AGAIN = frozenset(
     {
         *("use", "there", "is_idle", "counts", "why_waiting", "running", "call_named", "actor_work", "calls", "call"),
         *("wait_idle", "wait_stopped", "cancel_all", "close_actors", "leave", "close"),
+        *("shared", "shared_withdraw", "shared_forget"),  # what the killed one did with them is lost with it
     }
 )
 """Verbs that may be asked twice, of a head that was killed and of the one after it."""

@@ -17,6 +17,7 @@ from ...wire.blobs import DIGEST_SIZE
 from ...wire.failures import encode_exception
 from ...wire.frames import HAS_FD, KEPT, Frame, FrameKind
 from ...wire.nested_calls import NestedOutcome, packed
+from ...wire.task_channel import LOST_CLIENT
 from ..slot.link import blob_body
 from .placement import Placement
 from .session import Session
@@ -192,9 +193,9 @@ class ChannelRelay:
             self._sessions.pop(frame.ident, None)
 
     def end_open(self) -> None:
-        """End the open channels for their tasks, because the client that knew them is gone."""
+        """End the open channels for their tasks, because the client that knew them is gone and another one came."""
         for number, session in self._sessions.items():
-            session.send_result(Frame(FrameKind.END_CHANNEL, 0, 0, number, b""))
+            session.send_result(Frame(FrameKind.END_CHANNEL, 0, LOST_CLIENT, number, b""))
         self._sessions.clear()
 
     def closed(self, session: Session) -> None:

@@ -4,6 +4,9 @@ They are channels of the task (`wire.task_channel`) without the window, because 
 before it has its answer. The calling thread writes and reads itself: a request costs no thread switch here. Each
 request that is on the way has a connection of its own, and a connection is used again.
 
+When the head of a detached pool was killed, all connections end. A request that it has not answered is sent again over
+a new one: the next head knows which state is lost.
+
 A connection beside these stands for the call as the owner of leases. It carries nothing but the end of the call. The
 agent reports the end of a call that cannot.
 """
@@ -35,7 +38,7 @@ from ....shared.messages import (
 )
 from ....wire.channel import ChannelClosed
 from ....wire.frames import Frame, FrameKind
-from ....wire.task_channel import MessagePieces, pieces_of
+from ....wire.task_channel import LOST_CLIENT, MessagePieces, pieces_of
 from ..link import connect_task
 from ..runtime import RunningCall, call_endings, leases
 
@@ -81,6 +84,29 @@ class TaskStore:
         self._idle: list[_StoreConnection] = []
 
     def ask(self, request: StoreRequest) -> Any:
+        """Carry out a request, and return its value; see `_ask`."""
+        try:
+            return self._ask(request)
+        except _LostClient:
+            return self._next().ask(request)
+
+    async def ask_async(self, request: StoreRequest) -> Any:
+        """Carry out a request while the event loop does other work; see `_ask`."""
+        try:
+            return await self._ask_async(request)
+        except _LostClient:
+            return await self._next().ask_async(request)
+
+    def _next(self) -> TaskStore:
+        """Return the way to the store of the next head."""
+        with _lock:
+            if _open.get(self._call.task) is self:
+                del _open[self._call.task]
+                leases.pop(self._call.task, None)  # the killed one had them
+        self.close()
+        return store_of(self._call)
+
+    def _ask(self, request: StoreRequest) -> Any:
         """Carry out a request, and return its value.
 
         Raises:
@@ -98,8 +124,7 @@ class TaskStore:
                 raise _Unanswered
         return request.result(*answer)
 
-    async def ask_async(self, request: StoreRequest) -> Any:
-        """Carry out a request while the event loop does other work; see `ask`."""
+    async def _ask_async(self, request: StoreRequest) -> Any:
         with self._connection(request) as there:
             deadline = there.send_request(request)
             answer = await there.receive_async(deadline)
@@ -135,7 +160,8 @@ class TaskStore:
 
     def _leave(self, is_well: bool) -> None:
         """Free the leases of the call that ends now, and wait until they are, unless the link is broken."""
-        with contextlib.suppress(OSError):  # then the agent is gone, and the program frees them
+        # Then the agent is gone, and the program frees them; or its head is, and has lost them.
+        with contextlib.suppress(OSError, _LostClient):
             self._owner.send(LEAVE, is_well)
             self._owner.receive(time.monotonic() + _SETTLE_S)
 
@@ -143,6 +169,10 @@ class TaskStore:
         while self._idle:
             self._idle.pop().close()
         self._owner.close()
+
+
+class _LostClient(Exception):
+    """The process with the store was killed, and another one goes on for it."""
 
 
 class _Unanswered(Exception):
@@ -243,6 +273,8 @@ class _StoreConnection:
 
     def _on_frame(self, frame: Frame) -> None:
         if frame.kind == FrameKind.END_CHANNEL:
+            if frame.lane == LOST_CLIENT:
+                raise _LostClient
             raise ChannelClosed("the pool was closed")
         if frame.kind == FrameKind.MESSAGE:
             body = self._pieces.add(frame.body, frame.lane)
