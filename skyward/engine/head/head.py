@@ -7,20 +7,17 @@ session of its own, with a channel, and with numbers that no other has used.
 from __future__ import annotations
 
 import contextlib
-import hmac
 import itertools
 import json
 import os
 import pickle
 import resource
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ...console.words import duration
 from ...core.limits import memory_bytes
 from ...errors import PoolClosed, UsageError
 from ...events import DetachmentWarning, Event, NodeLost
@@ -49,11 +46,8 @@ from .plain import dump_plain, load_plain
 from .references import ClientReferences
 from .relays import NoMachines, RelayedChannels, RelayedLines, RelayedMachines
 from .requests import Answer, Requests
+from .turns import ClientTurns
 
-_SESSION_BITS = 32
-"""Each session has this many bits of numbers. Numbers of actors have 48 bits in all."""
-_SILENT_S = 30.0
-"""Silence in seconds after which a client no longer keeps others away from a detached pool."""
 _FIND_S = 30.0
 """Longest wait in seconds for the handle of a named actor, which only the client can pack."""
 
@@ -61,25 +55,13 @@ _FIND_S = 30.0
 class Head:
     """Engine of a head, with its one client."""
 
-    _is_ending = False
-    """Whether a detached pool has warned of its end, which has not been averted."""
-
     def __init__(self, config: HeadConfig) -> None:
         self._config = config
-        self.ended = threading.Event()
-        """Set once the client or its keeper has asked the head to end."""
-        self._renewed_at = 0.0
+        self.turns = ClientTurns(config)
         self._token = ""
-        self._client: ClientLink | None = None
         self._calls: ClientCalls | None = None
-        self._who: dict[str, Any] = {}
-        """The present client, in the words of its greeting, with the time at which it came."""
-        self._has_left = False
-        """Whether the present client has said that it goes."""
-        self._sessions = 0
         self._token_before = ""
         """Token of the last client of an earlier process; empty once another one has come."""
-        self._detached_for_s = config.detached_for_s
         self._kept = KeptCalls(HeadJournal(config.folder)) if config.detached_for_s else None
         self._unfinished: list[tuple[KeptCall, KeptOrder | None]] = []
         self.was_killed = self._restore()
@@ -97,12 +79,12 @@ class Head:
             direct_transfers=config.direct_transfers,
             channels=RelayedChannels,
             make_store=None if self._kept is None else partial(store_of, self._kept),
-            numbers=itertools.count(self._first_number() - 1, 2),
+            numbers=itertools.count(self.turns.first_number - 1, 2),
         )
         self._ledger = engine.ledger
         self._references = ClientReferences(engine.builder.next_id, was_killed=self.was_killed)
         self._lent = LentLinks(engine.builder.next_id, partial(self._tell, priority=RESULTS))
-        engine.nodes.opener.hello = {"settles": True} if self.is_detached else {}
+        engine.nodes.opener.hello = {"settles": True} if self.turns.is_detached else {}
         engine.nodes.on_up.append(self._on_up)
         engine.actors.find = self._find_actor
         engine.nested_calls.finds_apart = True
@@ -114,7 +96,7 @@ class Head:
         self._requests = Requests(
             self._tell, self._later_on, verbs=self._verbs(), slow=self._slow_verbs(), later=self._later()
         )
-        self._machines: Machines = NoMachines() if self.is_detached else RelayedMachines(self._requests)
+        self._machines: Machines = NoMachines() if self.turns.is_detached else RelayedMachines(self._requests)
         tell = self._requests.tell
         self._ways = RayWays(
             self._lent.way_to,
@@ -130,18 +112,17 @@ class Head:
 
     def welcome(self, hello: dict[str, Any], ends: PassedEnds, send: Callable[[dict[str, Any]], None]) -> None:
         """Take a link: the first one, or one that continues the session of an earlier one."""
-        client, left_s = self._client, self._left_s
+        client, left_s = self.turns.client, self.turns.left_s
         # Nobody may be reading the old link when it is left. Locks are taken in this order.
         with contextlib.nullcontext() if client is None else client.reading, self._ledger:
             is_known = bool(self._token) and hello["token"] == self._token
-            attaches = self._is_attaching(hello)
             if "stripe" in hello or (hello.get("is_resumed") and not is_known):
                 self._refuse_unknown(hello)
             continues = bool(hello.get("continues"))
             if continues and not is_known and hello["token"] != self._token_before:
-                raise LinkRefused(self._owner(), is_taken=True)
+                raise self.turns.refusal()
             if self._token and not is_known:
-                self._check_turn(hello, attaches=attaches)
+                self.turns.check(hello)
                 if client is not None:
                     self._end_session(client)
             facts = {
@@ -149,9 +130,9 @@ class Head:
                 "pid": os.getpid(),
                 "memory_bytes": memory_bytes(),
                 "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-                "first_number": self._first_number(),
+                "first_number": self.turns.first_number,
             }
-            if self._client is None:
+            if self.turns.client is None:
                 if not continues:
                     facts["first_number"] = self._begin_session(hello)
                 self._token, self._token_before = hello["token"], ""
@@ -159,40 +140,37 @@ class Head:
                 channel = StreamChannel(checks_blobs=True)
                 channel.attach(ends, hello["received"])
                 self._take(channel, continues=continues)
-                if self._is_ending:
+                if self.turns.is_ending:
                     self._warn(left_s)
                 return
-            before = self._client.detach()
+            client = self.turns.client
+            before = client.detach()
             if before is not None:
                 self._ledger.after.append(before.close)
-            send({**facts, "received": self._client.channel.received})
-            self._client.attach(ends, hello["received"])
+            send({**facts, "received": client.channel.received})
+            client.attach(ends, hello["received"])
             self.tell_kept_output()
         self._ledger.watcher.wake()
 
     def _refuse_unknown(self, hello: dict[str, Any]) -> None:
         """Refuse a link that continues a session which this process does not know. Raises LinkRefused."""
         began_again = bool(self._token_before) and hello["token"] == self._token_before
-        if self.is_detached and self._who and not began_again:
-            raise LinkRefused(self._owner(), is_taken=True)
+        if self.turns.is_detached and self.turns.who and not began_again:
+            raise self.turns.refusal()
         why = "this head was killed and began again" if began_again else "this head does not know the session"
         raise LinkRefused(why, is_unknown=True, began_again=began_again)
 
     def _begin_session(self, hello: dict[str, Any]) -> int:
         """Begin the session of a new client, and return its first number. Raises LinkRefused: there is no room."""
         who = {key: hello.get(key, "") for key in ("host", "pid", "program")} | {"since": time.time()}
-        session = {"sessions": self._sessions + 1, "token": hello["token"], "who": who}
+        session = {"sessions": self.turns.sessions + 1, "token": hello["token"], "who": who}
         try:
-            self._note(**session, detached_for_s=self._detached_for_s)
+            self._note(**session, detached_for_s=self.turns.detached_for_s)
         except UsageError as error:
             raise LinkRefused(str(error)) from error
-        self._sessions += 1
-        self._who = who
-        return self._first_number()
-
-    def _first_number(self) -> int:
-        """Return the first of a session's numbers: above those of all earlier ones, which may still be open."""
-        return (max(0, self._sessions - 1) << _SESSION_BITS) + 2
+        self.turns.sessions += 1
+        self.turns.who = who
+        return self.turns.first_number
 
     def _note(self, **state: Any) -> None:
         """Write state of a detached pool to the journal. Raises UsageError if there is no room for it."""
@@ -200,7 +178,7 @@ class Head:
             self._kept.note(**state)
 
     def _take(self, channel: StreamChannel, *, continues: bool) -> None:
-        client = self._client = ClientLink(self._ledger, channel, self._references)
+        client = self.turns.client = ClientLink(self._ledger, channel, self._references)
         if self._calls is None:
             self._calls = self._calls_of(client)
         else:
@@ -230,11 +208,12 @@ class Head:
         before = self._kept.state
         if not before:
             return False
-        self._sessions, self._detached_for_s = before["sessions"] + 1, before["detached_for_s"]
-        self._token_before, self._who = before["token"], before["who"]
+        turns = self.turns
+        turns.sessions, turns.detached_for_s = before["sessions"] + 1, before["detached_for_s"]
+        self._token_before, turns.who = before["token"], before["who"]
         with contextlib.suppress(UsageError):  # the disk is full; only one more death would miss this number
-            self._note(sessions=self._sessions)
-        self._renewed_at = time.monotonic()
+            self._note(sessions=turns.sessions)
+        turns.renew()
         return True
 
     def go_on(self) -> None:
@@ -270,7 +249,7 @@ class Head:
             self._ledger.dirty.add(link)
 
     def _on_up(self, node: int) -> None:
-        if self.is_detached:
+        if self.turns.is_detached:
             link = self._ledger.links[node]
             link.settle = partial(self._settle, link)
         self._tell_facts()
@@ -300,70 +279,32 @@ class Head:
         )
         handlers = self.engine.frame_handlers.handlers
         for kind, handle in of_client.items():
-            handlers[kind] = _by_peer(lambda: self._client, handle, handlers.get(kind))
+            handlers[kind] = _by_peer(lambda: self.turns.client, handle, handlers.get(kind))
 
     # Clients of a detached pool ---------------------------------------------------------------------------------------
 
-    @property
-    def is_detached(self) -> bool:
-        """Return whether the pool goes on without a client."""
-        return bool(self._config.detached_for_s)
-
     def look(self, hello: dict[str, Any]) -> dict[str, Any]:
         """Return what a process sees that is not the client: the calls, and who has the pool. Raises LinkRefused."""
-        if not self._is_attaching(hello):
+        if not self.turns.is_attaching(hello):
             raise LinkRefused("it has another key than this head")
         calls = [] if self._calls is None else self._calls.listed()
         return {
             "version": PROTOCOL_VERSION,
             "calls": [facts._asdict() for facts in calls],
-            "client": self._who if self._is_taken else {},
-            "left_s": self._left_s,
-            "is_ending": self._is_ending,
+            "client": self.turns.who if self.turns.is_taken else {},
+            "left_s": self.turns.left_s,
+            "is_ending": self.turns.is_ending,
         }
-
-    def _is_attaching(self, hello: dict[str, Any]) -> bool:
-        key = self._config.attach_key
-        return bool(key) and hmac.compare_digest(key.encode(), str(hello.get("attach_key", "")).encode())
-
-    def _check_turn(self, hello: dict[str, Any], *, attaches: bool) -> None:
-        """Refuse a client while another one has the pool. Raises LinkRefused."""
-        if not attaches:
-            raise LinkRefused("another client has this head")
-        if self._is_taken and not hello.get("takes_over"):
-            raise LinkRefused(self._owner(), is_taken=True)
-
-    @property
-    def _is_taken(self) -> bool:
-        client = self._client
-        if client is None or self._has_left or not client.channel.is_attached:
-            return False
-        return time.monotonic() - client.channel.heard_at < _SILENT_S
-
-    def _owner(self) -> str:
-        who = self._who
-        since = time.strftime("%H:%M", time.localtime(who["since"]))
-        program, host = who["program"] or "python", who["host"] or "another machine"
-        return f"process {who['pid']} ({program}) on {host} has it since {since}"
-
-    @property
-    def _left_s(self) -> float:
-        """Seconds that the pool goes on without a client."""
-        return max(0.0, self._detached_for_s - (0.0 if self._is_taken else time.monotonic() - self.contact_at))
 
     def warn_of_end(self) -> None:
         """Warn once if a detached pool will end soon, because no client is there."""
         with self._ledger:
-            left_s = self._left_s
-            if not self._sessions or left_s > self._config.warning_s:
-                self._is_ending = False
-            elif not self._is_ending:
-                self._is_ending = True
-                self._warn(left_s)
+            if self.turns.begins_to_end():
+                self._warn(self.turns.left_s)
 
     def _warn(self, left_s: float) -> None:
         """Send the client, who may be away, an event. `_emit` would drop it while nobody is there."""
-        event = DetachmentWarning(detached_for_s=self._detached_for_s, seconds_left=left_s)
+        event = DetachmentWarning(detached_for_s=self.turns.detached_for_s, seconds_left=left_s)
         self._tell_in_pieces(FrameKind.EVENT, 0, dump_plain(event), RESULTS)
 
     def _end_session(self, client: ClientLink) -> None:
@@ -377,10 +318,8 @@ class Head:
                 load_plain(line[1])
                 lines.append(line)
         self._output.put_before(lines)
-        self._renewed_at = max(self._renewed_at, client.channel.heard_at)
+        self.turns.end(client)
         client.channel.close()
-        self._client = None
-        self._has_left = False
         self._requests.fail_open(PoolClosed("pool: its client is gone; attach to it again"))
         assert isinstance(self._relay, RelayedChannels)
         self._relay.end_all()
@@ -393,7 +332,7 @@ class Head:
     def tell_kept_output(self) -> None:
         """Send the client the lines that came while it was away, and the number of those that were dropped."""
         with self._ledger:
-            if self._is_taken and not self._output.is_empty:
+            if self.turns.is_taken and not self._output.is_empty:
                 self._tell_kept_output()
 
     def _tell_kept_output(self) -> None:
@@ -403,36 +342,6 @@ class Head:
             lines.insert(0, (0, dump_plain((LogLine(text=text, stream="stderr", node=0, rank=None, task=""), "LINE"))))
         for call, message in lines:
             self._tell_in_pieces(FrameKind.LOG, call, message, RESULTS)
-
-    @property
-    def contact_at(self) -> float:
-        """Time at which the client or its keeper was heard last, by the monotonic clock; 0: never."""
-        client = self._client
-        return self._renewed_at if client is None else max(self._renewed_at, client.channel.heard_at)
-
-    def renew(self) -> None:
-        """Note that a keeper was heard."""
-        self._renewed_at = time.monotonic()
-
-    @property
-    def is_left(self) -> bool:
-        """Return whether client and keeper have been away for longer than the lease, or than a detached pool lasts."""
-        client = self._client
-        if self.is_detached:
-            # A client that is linked may be silent for long: it holds its GIL, or its machine sleeps.
-            is_linked = client is not None and client.channel.is_attached and not self._has_left
-            limit_s = max(self._detached_for_s, self._config.lease_s if is_linked else 0.0)
-            return bool(self._sessions) and time.monotonic() - self.contact_at > limit_s
-        if client is None or client.channel.is_attached:
-            return False
-        return time.monotonic() - self.contact_at > self._config.lease_s
-
-    @property
-    def why_ended(self) -> str:
-        """Reason of the end, in words."""
-        if self.ended.is_set():
-            return "because its program closed it"
-        return f"because no client came for {duration(self._detached_for_s)}"
 
     def _way_to(self, machine: Machine) -> Connect:
         """Return the function that opens a link to an agent: here by its socket, elsewhere by Ray or the client."""
@@ -450,7 +359,7 @@ class Head:
     # To the client --------------------------------------------------------------------------------------------------
 
     def _tell(self, kind: int, number: int, body: bytes = b"", lane: int = 0, priority: int = CONTROL) -> None:
-        client = self._client
+        client = self.turns.client
         if client is not None:
             client.tell(kind, number, body, lane, priority)
 
@@ -465,24 +374,17 @@ class Head:
 
     def _tell_line(self, call: int, message: bytes) -> None:
         with self._ledger:
-            if self.is_detached and not (self._is_taken and self._output.is_empty):
+            if self.turns.is_detached and not (self.turns.is_taken and self._output.is_empty):
                 self._output.put(call, message)
                 self.tell_kept_output()
             else:
                 self._tell_in_pieces(FrameKind.LOG, call, message, RESULTS)
 
     def _emit(self, event: Event) -> None:
-        if not self._is_deserted:
+        if not self.turns.is_deserted:
             self._tell_in_pieces(FrameKind.EVENT, 0, dump_plain(event), RESULTS)
         if isinstance(event, NodeLost):
             self._tell_facts()
-
-    @property
-    def _is_deserted(self) -> bool:
-        """Return whether the client of a detached pool is away for longer than a link takes to come back."""
-        client = self._client
-        is_away = client is None or not client.channel.is_attached
-        return self.is_detached and is_away and time.monotonic() - self.contact_at > self._config.lease_s
 
     def _tell_facts(self) -> None:
         machines = self._ledger.machines
@@ -493,8 +395,8 @@ class Head:
 
     def _find_actor(self, name: str) -> Any:
         body = self._requests.ask("find_actor", name, timeout_s=_FIND_S)
-        assert self._client is not None
-        return self._client.payload(body)
+        assert self.turns.client is not None
+        return self.turns.client.payload(body)
 
     # Verbs of the client ----------------------------------------------------------------------------------------------
 
@@ -517,7 +419,7 @@ class Head:
             "follow": lambda number: self._of_client().follow(number),
             "resume": lambda positions: self._of_client().resume([CallPosition(*fields) for fields in positions]),
             "extend": self._extend,
-            "leave": self._leave,
+            "leave": self.turns.go,
             "there": lambda: engine.members.there,
             "is_idle": lambda: engine.members.is_idle,
             "shared_withdraw": self._on_shared(engine.shared.withdraw),
@@ -549,19 +451,15 @@ class Head:
         assert self._calls is not None
         return self._calls
 
-    def _leave(self) -> None:
-        """Let any other client take the pool at once: this one goes."""
-        self._has_left = True
-
     def _extend(self, seconds: float) -> float:
         """Let the pool go on for so much longer without a client, and return for how long that is in all."""
-        self._note(detached_for_s=self._detached_for_s + seconds)
-        self._detached_for_s += seconds
-        return self._detached_for_s
+        self._note(detached_for_s=self.turns.detached_for_s + seconds)
+        self.turns.detached_for_s += seconds
+        return self.turns.detached_for_s
 
     def _end(self, answer: Answer) -> None:
         answer("ok", None)  # leaves at the end of this block of the ledger, before anything is closed
-        self.ended.set()
+        self.turns.ended.set()
 
     def _use(self, machines: list[Machine]) -> None:
         if self._ledger.machines:

@@ -71,7 +71,8 @@ def main() -> int:
 
 def _run(config: HeadConfig, listener: socket.socket, path: str, lease: Lease | None = None) -> int:
     head = Head(config)
-    door = Door(listener, head.welcome, head.renew, head.ended.set, head.look)
+    turns = head.turns
+    door = Door(listener, head.welcome, turns.renew, turns.ended.set, head.look)
     head.engine.begin()
     if head.was_killed:
         head.go_on()
@@ -79,16 +80,16 @@ def _run(config: HeadConfig, listener: socket.socket, path: str, lease: Lease | 
         _say(path)
     door.open()
     if config.starter:
-        threading.Thread(target=_wait_for_end, args=(head.ended,), daemon=True).start()
+        threading.Thread(target=_wait_for_end, args=(turns.ended,), daemon=True).start()
     renewed_at = 0.0
-    while not head.ended.wait(_LOOK_S) and not head.is_left:
-        if lease is not None and (head.contact_at > renewed_at or head.is_detached):
-            renewed_at = head.contact_at
+    while not turns.ended.wait(_LOOK_S) and not turns.is_over:
+        if lease is not None and (turns.contact_at > renewed_at or turns.is_detached):
+            renewed_at = turns.contact_at
             lease.renew()
         head.tell_kept_output()
         head.warn_of_end()
-    if head.is_detached:
-        write_last_words(config.folder, head.why_ended)
+    if turns.is_detached:
+        write_last_words(config.folder, turns.last_words)
     door.close()
     head.close()
     return 0
