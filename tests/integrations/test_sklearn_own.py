@@ -15,10 +15,11 @@ import sklearn
 HERE = Path(__file__).parent
 THEIRS = Path(sklearn.__file__).parent
 
-# Tests by name that cannot pass if fits run in other processes, and why.
+# Tests by name that cannot pass if fits run in other processes, or that take long, and why.
 _IN_THIS_PROCESS = "looks at what an estimator, a scorer or a callback did in this process"
 _WARNINGS = "catches warnings of fits and scorers, which are given where they run"
 _FIRST = "expects the message of the first fold; here the fold that fails first gives it"
+_FITS = "fits for seconds what other tests of the same function fit on less data"
 NOT_OURS = {
     "score_score_func": _IN_THIS_PROCESS,
     "routing": _IN_THIS_PROCESS,
@@ -33,6 +34,10 @@ NOT_OURS = {
     "coo_array": _WARNINGS,
     "decision_function_shape": _FIRST,
     "learning_curve_params": _FIRST,
+    "(predict_with_method and not multilabel and not rare_class)": _FITS,
+    "predict_class_subset": _FITS,
+    "multilabel_auto_predict": _FITS,
+    "torch-cpu": "imports torch on each node, to search with its arrays",
 }
 
 # At least this many pass: a file that is skipped as a whole would show nothing.
