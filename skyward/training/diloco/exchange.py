@@ -60,6 +60,8 @@ class GlobalParameters:
     tensors: Mapping[str, torch.Tensor]
     is_counted: bool = True
     """Whether the worker's delta is in the mean."""
+    warning: str = ""
+    """Sentence for the worker's log."""
 
 
 class Shaped(NamedTuple):
@@ -108,7 +110,7 @@ class DeltaExchange:
         self._seen: dict[str, dict[str, Any]] = {}
         """Figures about each worker, for people."""
         self._saved_round: int | None = None
-        self._save_error: str | None = None
+        self._save_error = ""
         if saves is not None:
             self._restore(saves)
 
@@ -290,14 +292,22 @@ class DeltaExchange:
     def _current(self, *, is_counted: bool = True) -> GlobalParameters:
         assert self._tensors is not None
         return GlobalParameters(
-            round=self._rounds.round, kind="parameters", tensors=self._tensors, is_counted=is_counted
+            round=self._rounds.round,
+            kind="parameters",
+            tensors=self._tensors,
+            is_counted=is_counted,
+            warning=self._save_error,
         )
 
     def _answer(self, key: UpdateKey, answer: UpdateAnswer) -> GlobalParameters:
         """Return the parameters after an update. A worker that comes late gets those of the open round."""
         if self._update is not None and answer.round == self._rounds.round == key.base_round + 1:
             return GlobalParameters(
-                round=answer.round, kind="update", tensors=self._update, is_counted=answer.is_counted
+                round=answer.round,
+                kind="update",
+                tensors=self._update,
+                is_counted=answer.is_counted,
+                warning=self._save_error,
             )
         return self._current(is_counted=answer.is_counted)
 
@@ -361,20 +371,28 @@ class DeltaExchange:
     # State ------------------------------------------------------------------------------------------------------------
 
     def _try_to_save(self) -> None:
-        """Save before anyone gets an answer, so that a server that is killed goes on where its workers are."""
+        """Save before anyone gets an answer, so that a server that is killed goes on where its workers are.
+
+        A failed save does not end the training of all: only a server that dies before the next save loses rounds.
+        Everyone is told: the log, `status`, and each worker with its answer.
+        """
         if self._saves is None:
             return
         try:
             self._write(self._saves)
-        except Exception as error:  # a full disk must not end the training of all
-            self._save_error = f"{type(error).__name__}: {error}"
-            _log.error("round %d could not be saved, training goes on: %s", self._rounds.round, error)
+        except Exception as error:
+            last = "from its beginning" if self._saved_round is None else f"from round {self._saved_round}"
+            self._save_error = (
+                f"save_dir={self._saves.folder!r}: the server cannot save round {self._rounds.round}: "
+                f"{error.__cause__ or error}; mend that, or if the server dies, training goes on {last}"
+            )
+            _log.error("%s", self._save_error)
 
     def _write(self, saves: ServerSaves) -> str:
         rounds = {"rounds": self._rounds.state_dict(), "guard": self._guard.state_dict()}
         assert self._tensors is not None
         path = saves.save(self._rounds.round, self._tensors, self._outer.state_dict(), rounds)
-        self._saved_round, self._save_error = self._rounds.round, None
+        self._saved_round, self._save_error = self._rounds.round, ""
         return path
 
     def _restore(self, saves: ServerSaves) -> None:

@@ -279,6 +279,7 @@ def _frame(parameters: GlobalParameters) -> Response:
         "round": str(parameters.round),
         "kind": parameters.kind,
         "is_counted": json.dumps(parameters.is_counted),
+        "warning": parameters.warning,
     }
     pieces = encode(to_wire(parameters.tensors, is_bf16=parameters.kind == "update"), metadata)
     parts = (bytes(piece[at : at + _PIECE]) for piece in pieces for at in range(0, piece.nbytes, _PIECE))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import logging
 import os
 import secrets
 from collections.abc import Mapping
@@ -11,13 +13,15 @@ from typing import Any
 
 import torch
 
-from ...errors import UsageError
+from ...errors import CheckpointSaveFailed, UsageError
 from ..agree import Alone
 from ..checkpoint.coordinator import CheckpointCoordinator
 from ..checkpoint.patterns import SharingPattern, StateComponent
 
 KEPT_SAVES = 3
 _TOKEN_FILE = "token"
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,9 +74,22 @@ class ServerSaves:
         outer: Mapping[str, Any],
         rounds: Mapping[str, Any],
     ) -> str:
-        """Write the state at the beginning of a round, and return its path once it is durable."""
+        """Write the state at the beginning of a round, and return its path once it is durable.
+
+        On a full disk all older saves but the newest are deleted, to make room for this one.
+
+        Raises:
+            CheckpointSaveFailed: It could not be written. The newest save before it is still there.
+        """
         self._model.state, self._outer.state, self._rounds.state = dict(tensors), dict(outer), dict(rounds)
-        path = self._coordinator.save_checkpoint(checkpoint_id=round_number)
+        try:
+            path = self._coordinator.save_checkpoint(checkpoint_id=round_number)
+        except CheckpointSaveFailed as error:
+            if not (isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.ENOSPC):
+                raise
+            _log.warning("%s is full: older saves are deleted, to make room for round %d", self.folder, round_number)
+            self._coordinator.files.prune(keep=1, protect=())
+            path = self._coordinator.save_checkpoint(checkpoint_id=round_number)
         self._coordinator.files.prune(keep=KEPT_SAVES, protect=())
         return path
 

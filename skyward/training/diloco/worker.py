@@ -305,6 +305,8 @@ class DiLoCoWorker:
         """Go on from an answer, and add what was learnt since its update was computed."""
         assert self._pending is not None
         received = to_tensors(answer)
+        if answer.metadata.get("warning"):
+            _log.warning("worker %s was told: %s", self._worker, answer.metadata["warning"])
         self._last["last_recv_mb"] = sum(array.data.nbytes for array in answer.arrays.values()) / 1e6
         if answer.metadata["kind"] == "parameters":
             self._base = received

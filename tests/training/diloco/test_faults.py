@@ -183,6 +183,60 @@ def test_a_worker_that_dies_is_evicted_and_the_round_goes_on() -> None:
     assert are_equal(state_of(models[0]), state_of(models[1]))
 
 
+STOPPED_WORKER = """
+import sys, time
+true_time = time.time
+time.time = lambda: true_time() - 3600  # its clock is an hour late
+
+import torch
+from tests.training.diloco.runs import make_model, state_of, step, worker_of
+
+model = make_model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+with worker_of(sys.argv[1], model, optimizer, "stopped", heartbeat_interval=0.1) as worker:
+    for number, line in enumerate(sys.stdin):
+        step(model, optimizer, number)
+        print(state_of(model)["2.weight"].tolist(), flush=True)
+"""
+
+
+def test_a_worker_that_was_stopped_for_two_rounds_goes_on_from_those_of_the_others() -> None:
+    """The round loses its own inner steps, and none of them counts in a later one."""
+    model = make_model()
+    with (
+        serving(make_model(), num_workers=2, heartbeat_timeout=2.0) as server,
+        subprocess.Popen(
+            [sys.executable, "-c", STOPPED_WORKER, server.address],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process,
+    ):
+        commands, weights = process.stdin, process.stdout
+        assert commands is not None
+        assert weights is not None
+
+        def train_it(steps: int) -> object:
+            commands.write("\n" * steps)
+            commands.flush()
+            return [json.loads(weights.readline()) for _ in range(steps)][-1]
+
+        try:
+            train_it(steps=2)
+            process.send_signal(signal.SIGSTOP)
+            train(server, model, "a", 6, heartbeat_interval=0.1)
+            assert server.status()["round"] == 2
+            process.send_signal(signal.SIGCONT)
+            assert train_it(steps=1) == state_of(model)["2.weight"].tolist()
+            train_it(steps=3)
+            assert server.status()["round"] == 3
+            commands.close()
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+
+
 def test_a_worker_resumes_from_its_checkpoint_to_the_bit() -> None:
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)

@@ -1,0 +1,51 @@
+"""Saves of a server on disks that are full."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from skyward.training.diloco import DiLoCoServer
+from tests.training.diloco.runs import serving, worker_of
+
+
+def wide_model() -> torch.nn.Module:
+    """Return a model with 160 kB of parameters. Their momentum has as much."""
+    return torch.nn.Linear(4, 8_000)
+
+
+def step_rounds(server: DiLoCoServer, model: torch.nn.Module, rounds: int) -> None:
+    with worker_of(server, model, None, "a") as worker:
+        for _ in range(rounds):
+            assert worker.force_sync()
+
+
+def test_old_saves_make_room_on_a_full_disk(small_disk: Path) -> None:
+    """Three saves of 320 kB do not fit on 1 MiB."""
+    with serving(wide_model(), save_dir=small_disk) as server:
+        step_rounds(server, wide_model(), 6)
+        assert server.status()["saved_round"] == 6
+        assert server.status()["save_error"] == ""
+
+
+def test_a_disk_that_stays_full_ends_no_training_and_everyone_hears_of_it(
+    small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, other = wide_model(), small_disk / "of another program"
+    with serving(wide_model(), save_dir=small_disk) as server:
+        step_rounds(server, model, 1)
+        other.write_bytes(bytes(512 * 1024))
+        step_rounds(server, model, 2)
+        status = server.status()
+        assert (status["round"], status["saved_round"]) == (3, 1)
+        assert status["save_error"].startswith(f"save_dir='{small_disk}': the server cannot save round 3: [Errno 28]")
+        assert status["save_error"].endswith("if the server dies, training goes on from round 1")
+        assert "worker a was told: save_dir=" in caplog.text
+        other.unlink()
+        step_rounds(server, model, 1)
+        assert server.status()["save_error"] == ""
+    with serving(wide_model(), save_dir=small_disk) as server:
+        assert server.status()["round"] == 4
+        assert server.status()["workers"] == []
