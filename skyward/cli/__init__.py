@@ -14,6 +14,7 @@
     skyward checkpoint      skyward.training.checkpoint: checkpoints_in(), problems(), ...
     skyward integrations    skyward.cli.integrations.describe()
     skyward train           skyward.training.control
+    skyward diloco          skyward.training.diloco
     skyward hub             skyward.hub.http.serve.serve()
     skyward experiment      skyward.hub.experiments()
     skyward run             skyward.hub.runs(), skyward.hub.run()
@@ -43,6 +44,7 @@ from . import (
     capacity,
     checkpoint,
     completion,
+    diloco,
     doctor,
     down,
     experiment,
@@ -80,6 +82,7 @@ COMMANDS: dict[str, ModuleType] = {
     "integrations": integrations,
     "train": train,
     "checkpoint": checkpoint,
+    "diloco": diloco,
     "hub": hub,
     "experiment": experiment,
     "run": run,
@@ -91,8 +94,7 @@ COMMANDS: dict[str, ModuleType] = {
 }
 
 DESCRIPTION = """\
-Decorate a Python function, choose where it runs at the call site, get its value
-back. This command manages pools and machines. Work starts in Python:
+Decorate a Python function, choose where it runs, and get its value back:
     import skyward as sky
     with sky.ComputePool(sky.Local(), nodes=2) as pool:
         print(sky.compute(abs)(-42) >> pool)

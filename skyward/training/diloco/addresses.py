@@ -12,6 +12,8 @@ from ..control.server import is_loopback
 
 FIRST_PORT = 8512
 """Port of a server; the next 99 follow if it is taken."""
+TOKEN_FILE = "token"
+"""Name of the file with the token, in the folder of a server's saves."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

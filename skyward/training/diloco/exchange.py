@@ -25,13 +25,13 @@ import torch
 
 from ...errors import UsageError
 from .algorithm import DeltaMean, OuterOptimizer, OuterSGD
-from .frames import ArrayFrame, decode
+from .frames import BUFFER_PREFIX, ArrayFrame, decode
 from .guard import NormGuard, check_shapes, delta_norm
 from .refusal import WorkerRefused
 from .rounds import Rounds, UpdateAnswer, UpdateKey
 from .saves import ServerSaves
 from .schedule import local_steps
-from .tensors import BUFFER_PREFIX, to_tensors
+from .tensors import to_tensors
 
 _log = logging.getLogger(__name__)
 

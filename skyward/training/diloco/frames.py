@@ -20,6 +20,8 @@ from typing import Any
 
 from ...errors import UsageError
 
+BUFFER_PREFIX = "buffer:"
+"""Begins the name of a buffer on the wire. A server averages buffers, and its outer optimizer leaves them alone."""
 ITEM_BYTES = {"F32": 4, "BF16": 2}
 """Bytes of one value, by the name of its dtype."""
 MOST_HEADER_BYTES = 16 * 2**20

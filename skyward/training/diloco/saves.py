@@ -17,9 +17,9 @@ from ...errors import CheckpointSaveFailed, UsageError
 from ..agree import Alone
 from ..checkpoint.coordinator import CheckpointCoordinator
 from ..checkpoint.patterns import SharingPattern, StateComponent
+from .addresses import TOKEN_FILE
 
 KEPT_SAVES = 3
-_TOKEN_FILE = "token"
 
 _log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ def token_in(folder: str | os.PathLike[str]) -> str:
     made = secrets.token_hex(32)
     if "://" in os.fspath(folder):
         return made
-    path = os.path.join(folder, _TOKEN_FILE)
+    path = os.path.join(folder, TOKEN_FILE)
     try:
         os.makedirs(folder, exist_ok=True)
         if not os.path.exists(path):

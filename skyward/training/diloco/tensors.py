@@ -8,11 +8,9 @@ import torch
 
 from ...errors import UsageError
 from ..parts import is_dtensor
-from .frames import ArrayFrame, WireArray
+from .frames import BUFFER_PREFIX, ArrayFrame, WireArray
 
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
-BUFFER_PREFIX = "buffer:"
-"""Begins the name of a buffer on the wire. A server averages buffers, and its outer optimizer leaves them alone."""
 
 
 def to_wire(tensors: Mapping[str, torch.Tensor], *, is_bf16: bool = False) -> dict[str, WireArray]:

@@ -41,9 +41,15 @@ def are_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> b
 def worker_of(
     server: DiLoCoServer | str, model: torch.nn.Module, optimizer: Any, name: str, **options: Any
 ) -> DiLoCoWorker:
-    options = {"sync_every": 3, "bf16_comm": False, "heartbeat_interval": 0, "timeout": 60, **options}
+    defaults: dict[str, Any] = {
+        "sync_every": 3,
+        "bf16_comm": False,
+        "heartbeat_interval": 0,
+        "timeout": 60,
+        "token": TOKEN,
+    }
     address = server if isinstance(server, str) else server.address
-    return DiLoCoWorker(model, optimizer, address, worker_id=name, token=TOKEN, **options)
+    return DiLoCoWorker(model, optimizer, address, worker_id=name, **defaults | options)
 
 
 @contextmanager

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from skyward.cli import main
 from skyward.training.diloco import DiLoCoServer
-from tests.training.diloco.runs import serving, worker_of
+from tests.training.diloco.runs import TOKEN, serving, worker_of
 
 
 def wide_model() -> torch.nn.Module:
@@ -31,8 +32,12 @@ def test_old_saves_make_room_on_a_full_disk(small_disk: Path) -> None:
 
 
 def test_a_disk_that_stays_full_ends_no_training_and_everyone_hears_of_it(
-    small_disk: Path, caplog: pytest.LogCaptureFixture
+    small_disk: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("DILOCO_TOKEN", TOKEN)
     model, other = wide_model(), small_disk / "of another program"
     with serving(wide_model(), save_dir=small_disk) as server:
         step_rounds(server, model, 1)
@@ -43,6 +48,10 @@ def test_a_disk_that_stays_full_ends_no_training_and_everyone_hears_of_it(
         assert status["save_error"].startswith(f"save_dir='{small_disk}': the server cannot save round 3: [Errno 28]")
         assert status["save_error"].endswith("if the server dies, training goes on from round 1")
         assert "worker a was told: save_dir=" in caplog.text
+        assert main(["diloco", "status", "--server", server.address]) == 1
+        assert f"skyward: {status['save_error']}\n" in capsys.readouterr().err
+        assert main(["diloco", "save", "--server", server.address]) == 1
+        assert "No space left on device" in capsys.readouterr().err
         other.unlink()
         step_rounds(server, model, 1)
         assert server.status()["save_error"] == ""

@@ -1,0 +1,274 @@
+"""`skyward diloco`: start a server of loosely joined training, and manage it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import signal
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..core.printable import printable
+from .layout import add_command
+
+if TYPE_CHECKING:
+    from ..training.diloco import DiLoCoServer
+    from ..training.diloco.client import DiLoCoClient
+
+    _Actions = argparse._SubParsersAction[argparse.ArgumentParser]
+
+HELP = "serve training over slow networks (DiLoCo), and manage it"
+
+DESCRIPTION = """\
+The server averages the progress of workers that train on their own for hundreds of steps. It needs
+`pip install 'skyward[diloco]'`. The other actions ask a server that runs: DILOCO_SERVER and DILOCO_TOKEN name it, as
+`serve` prints them.
+"""
+
+EPILOG = """\
+examples:
+  skyward diloco serve --workers 2 --save-dir global
+  skyward diloco serve --workers 2 --save-dir global --host 0.0.0.0 --cert server.pem
+  skyward diloco status
+  skyward diloco kick worker-3
+  skyward diloco export model             write model/model.safetensors
+  skyward diloco stop
+
+exit status: 0 success, 1 the server refuses, does not answer, or cannot save
+from Python: skyward.training.diloco: DiLoCoServer, DiLoCoWorker
+"""
+
+_SERVE_DESCRIPTION = """\
+Starts a server, and prints lines to paste where workers train. It runs until Ctrl-C, SIGTERM or `skyward diloco stop`,
+saves, and ends. Started again with the same --save-dir and --port, it goes on, and its workers with it. Its token is
+that of DILOCO_TOKEN or DILOCO_TOKEN_FILE, or else a new one, which --save-dir keeps.
+"""
+
+_EXPORT_DESCRIPTION = """\
+Writes the global model of a server, or of its newest save, as FOLDER/model.safetensors. With the model's config.json
+beside it, `from_pretrained` reads the folder. An older file is replaced at once, also while it is read.
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(title="actions", metavar="ACTION")
+    _add_serve(add_command(actions, "serve", "start a server", "diloco serve --workers 2 --save-dir global"))
+    status = _add(actions, "status", "show the round, the workers and the last save", "status --json", _status)
+    status.add_argument("--json", action="store_true", help="print JSON")
+    _add(actions, "save", "save the state now", "save", _save)
+    kick = _add(actions, "kick", "evict a worker; it may join again", "kick worker-3", _kick)
+    kick.add_argument("worker", help="id of the worker; see `skyward diloco status`")
+    _add(actions, "stop", "save, and end the server; workers train on alone", "stop", _stop)
+    export = _add(actions, "export", "write the global model for from_pretrained", "export model", _export)
+    export.description = _EXPORT_DESCRIPTION
+    export.add_argument("folder", help="folder to write model.safetensors to")
+    export.add_argument("--save-dir", metavar="DIR", help="take the newest save in this folder, and ask no server")
+
+
+def _add(
+    actions: _Actions, name: str, text: str, example: str, act: Callable[[argparse.Namespace], int]
+) -> argparse.ArgumentParser:
+    """Add an action that asks a server."""
+    own = add_command(actions, name, text, f"diloco {example}")
+    own.add_argument("--server", metavar="ADDR", help="address of the server (default: DILOCO_SERVER)")
+    own.set_defaults(run=_reporting(act))
+    return own
+
+
+def _add_serve(own: argparse.ArgumentParser) -> None:
+    own.description = _SERVE_DESCRIPTION
+    own.add_argument("--workers", type=int, default=1, metavar="N", help="workers the first round awaits (default: 1)")
+    own.add_argument(
+        "--min-workers", type=int, default=1, metavar="N", help="least workers that end a round (default: 1)"
+    )
+    own.add_argument(
+        "--save-dir", metavar="DIR", help="folder for the saves; without it the state is lost with the process"
+    )
+    own.add_argument(
+        "--save-every", type=int, default=1, metavar="N", help="rounds between two saves (default: 1, none is lost)"
+    )
+    own.add_argument(
+        "--host", default="127.0.0.1", metavar="ADDR", help="address to listen on; others than loopback need --cert"
+    )
+    own.add_argument("--port", type=int, metavar="N", help="port (default: the first free one from 8512 on)")
+    own.add_argument("--cert", metavar="FILE", help="PEM file with the certificate for TLS and its key")
+    own.add_argument(
+        "--heartbeat-timeout",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="silence after which a worker is evicted; 0: never (default: 120)",
+    )
+    own.add_argument("--lr", type=float, metavar="X", help="learning rate of the outer SGD (default: 0.7)")
+    own.add_argument("--momentum", type=float, metavar="X", help="its Nesterov momentum; 0: none (default: 0.9)")
+    own.add_argument("--bf16-answers", action="store_true", help="answer in bfloat16, which halves the download")
+    own.set_defaults(run=_reporting(_serve))
+
+
+def _reporting(act: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+    """Print the failures of networks and disks in one line, like every other error."""
+
+    def run(arguments: argparse.Namespace) -> int:
+        from ..training.diloco.client import ServerUnreachable
+        from .screen import complain
+
+        try:
+            return act(arguments)
+        except (ServerUnreachable, OSError) as error:
+            complain(error)
+            return 1
+
+    return run
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    import logging
+
+    from ..training.diloco import DiLoCoServer, OuterSGD
+    from ..training.diloco.addresses import token_of_environment
+    from ..training.diloco.algorithm import OUTER_LR, OUTER_MOMENTUM
+    from .screen import complain
+
+    logging.getLogger("skyward").setLevel(logging.INFO)
+    lr = OUTER_LR if arguments.lr is None else arguments.lr
+    momentum = OUTER_MOMENTUM if arguments.momentum is None else arguments.momentum
+    server = DiLoCoServer(
+        num_workers=max(arguments.workers, arguments.min_workers),
+        min_workers=arguments.min_workers,
+        outer_optimizer=OuterSGD(lr=lr, momentum=momentum, nesterov=momentum != 0),
+        host=arguments.host,
+        port=arguments.port,
+        cert=arguments.cert,
+        save_dir=arguments.save_dir,
+        save_every_n_rounds=arguments.save_every,
+        heartbeat_timeout=arguments.heartbeat_timeout,
+        bf16_answers=arguments.bf16_answers,
+        token=token_of_environment(),
+    )
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
+    with server:
+        print("\n".join(_welcome(server, arguments)), flush=True)
+        try:
+            server.wait()
+        except KeyboardInterrupt:
+            print("ends; another Ctrl-C ends it without a save", flush=True)
+    status = server.status()
+    if arguments.save_dir is None or not status["parameters"]:
+        return 0
+    if status["saved_round"] != status["round"]:
+        complain(f"round {status['round']} is not saved; the log above says why")
+        return 1
+    print(f"round {status['round']} is saved in {arguments.save_dir}")
+    return 0
+
+
+def _welcome(server: DiLoCoServer, arguments: argparse.Namespace) -> list[str]:
+    saves = "no saves" if arguments.save_dir is None else f"saves in {os.path.abspath(arguments.save_dir)}"
+    lines = [f"skyward diloco at {server.address}, {saves} (Ctrl-C stops it)", ""]
+    lines += ["Paste these lines where workers train:"]
+    lines += [f"  export {name}={shlex.quote(value)}" for name, value in _environment(server, arguments).items()]
+    if arguments.cert is not None:
+        lines += ["", "DILOCO_CA is a file with the certificate, without the key.", "Copy it to each worker's machine."]
+    return lines
+
+
+def _environment(server: DiLoCoServer, arguments: argparse.Namespace) -> dict[str, str]:
+    """Return the variables of a worker. A token in a file stays out of the histories of shells on this machine."""
+    from ..training.control.server import is_loopback
+    from ..training.diloco.addresses import TOKEN_FILE, token_of_environment
+
+    address = server.address.rpartition("://")[2]
+    if arguments.host in ("0.0.0.0", "::"):  # every address of this machine: name it
+        address = f"{socket.gethostname()}:{address.rpartition(':')[2]}"
+    variables = {"DILOCO_SERVER": address, "DILOCO_TOKEN": server.token}
+    is_kept = arguments.save_dir is not None and token_of_environment() is None
+    if is_kept and is_loopback(arguments.host):
+        del variables["DILOCO_TOKEN"]
+        variables["DILOCO_TOKEN_FILE"] = os.path.join(os.path.abspath(arguments.save_dir), TOKEN_FILE)
+    if arguments.cert is not None:
+        variables["DILOCO_CA"] = os.path.abspath(arguments.cert)
+    return variables
+
+
+def _client(arguments: argparse.Namespace) -> DiLoCoClient:
+    from ..errors import UsageError
+    from ..training.diloco.client import DiLoCoClient
+
+    address = arguments.server or os.environ.get("DILOCO_SERVER")
+    if not address:
+        raise UsageError("server: none is named; paste the lines of `skyward diloco serve`, or pass --server")
+    return DiLoCoClient(address)
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from .screen import as_json, complain, table
+
+    status = _client(arguments).ask("/status")
+    if arguments.json:
+        print(as_json(status))
+        return 1 if status["save_error"] else 0
+    workers = status["workers"]
+    saved = "not saved" if status["saved_round"] is None else f"saved in round {status['saved_round']}"
+    print(f"round {status['round']}, {_count(len(workers), 'worker')}, {status['parameters']:,} parameters, {saved}")
+    if workers:
+        print("\n".join(table(["worker", "state", "steps", "steps/s", "heard"], map(_row, workers), right=[2, 3])))
+    if status["save_error"]:
+        complain(status["save_error"])
+        return 1
+    return 0
+
+
+def _row(worker: dict[str, Any]) -> list[str]:
+    speed, silent_s = worker.get("steps_per_second"), worker["silent_s"]
+    return [
+        printable(str(worker["worker"])),
+        "trains" if worker["is_awaited"] else "waits",
+        str(worker.get("local_step", "-")),
+        f"{speed:.3g}" if isinstance(speed, int | float) else "-",
+        "-" if silent_s is None else f"{silent_s:.0f} s ago",
+    ]
+
+
+def _save(arguments: argparse.Namespace) -> int:
+    from .screen import complain
+
+    path = _client(arguments).ask("/control/save", {})["path"]
+    if path is None:
+        complain("the server has nothing to save, or no folder for it; start it with --save-dir")
+        return 1
+    print(f"saved: {printable(path)}")
+    return 0
+
+
+def _kick(arguments: argparse.Namespace) -> int:
+    from .screen import complain
+
+    if not _client(arguments).ask("/control/kick", {"worker": arguments.worker})["was_present"]:
+        complain(f"worker={arguments.worker!r}: is not present; see `skyward diloco status`")
+        return 1
+    print(f"{arguments.worker}: evicted")
+    return 0
+
+
+def _stop(arguments: argparse.Namespace) -> int:
+    _client(arguments).ask("/control/stop", {})
+    print("the server saves and ends")
+    return 0
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from ..training.diloco.export import export_model, saved_model
+    from .screen import complain
+
+    frame = saved_model(arguments.save_dir) if arguments.save_dir else _client(arguments).parameters()
+    if frame is None:
+        complain("the server has no model yet; its first worker brings one")
+        return 1
+    print(export_model(frame, arguments.folder))
+    return 0
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"

@@ -1,0 +1,105 @@
+"""`skyward diloco`, with a server in this process, and as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+
+from skyward.cli import main
+from skyward.training.diloco import DiLoCoServer
+from tests.training.diloco.runs import TOKEN, are_equal, make_model, serving, state_of, train, worker_of
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DiLoCoServer]:
+    with serving(make_model(), save_dir=tmp_path / "global") as server:
+        monkeypatch.setenv("DILOCO_SERVER", server.address)
+        monkeypatch.setenv("DILOCO_TOKEN", TOKEN)
+        yield server
+
+
+def said(capsys: pytest.CaptureFixture[str], *line: str, status: int = 0) -> str:
+    assert main(["diloco", *line]) == status
+    shown = capsys.readouterr()
+    return shown.out + shown.err
+
+
+def test_an_operator_sees_saves_and_stops_a_server(
+    server: DiLoCoServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with worker_of(server, make_model(), None, "a"):
+        header, titles, row = said(capsys, "status").splitlines()
+        assert header == "round 0, 1 worker, 31 parameters, saved in round 0"
+        assert titles.split() == ["WORKER", "STATE", "STEPS", "STEPS/S", "HEARD"]
+        assert row.split() == ["a", "trains", "-", "-", "-"]
+        assert json.loads(said(capsys, "status", "--json"))["workers"][0]["worker"] == "a"
+        assert said(capsys, "kick", "a") == "a: evicted\n"
+        assert "worker='a': is not present" in said(capsys, "kick", "a", status=1)
+    assert said(capsys, "save") == f"saved: {tmp_path}/global/checkpoint-0\n"
+    assert said(capsys, "stop") == "the server saves and ends\n"
+    server.wait()
+
+
+def test_the_global_model_is_exported_from_a_server_and_from_its_saves(
+    server: DiLoCoServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = make_model()
+    train(server, model, "a", 3)
+    file = tmp_path / "exported" / "model.safetensors"
+    for source in ([], ["--save-dir", f"{tmp_path}/global"]):
+        assert said(capsys, "export", f"{file.parent}", *source) == f"{file}\n"
+        assert are_equal(safetensors.torch.load_file(file), state_of(model))
+        with safetensors.safe_open(file, "pt") as opened:
+            assert opened.metadata() == {"format": "pt"}
+        file.unlink()
+    assert "has no save" in said(capsys, "export", f"{file.parent}", "--save-dir", f"{tmp_path}/none", status=1)
+
+
+def test_a_server_that_is_not_there_or_not_named_is_an_error(
+    server: DiLoCoServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DILOCO_TOKEN", "another")
+    assert "token: is missing or wrong" in said(capsys, "status", status=1)
+    assert "127.0.0.1:1 does not answer" in said(capsys, "status", "--server", "127.0.0.1:1", status=1)
+    monkeypatch.delenv("DILOCO_SERVER")
+    assert "server: none is named" in said(capsys, "status", status=1)
+
+
+def test_serve_prints_lines_to_paste_and_saves_when_it_is_ended(tmp_path: Path) -> None:
+    """In a terminal of 60 columns without colours, and with its saves where a shell needs quotes."""
+    folder = tmp_path / "of global models"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("DILOCO_")}
+    command = [sys.executable, "-m", "skyward", "diloco", "serve", "--port", "0", "--save-dir", str(folder)]
+    with subprocess.Popen(
+        command,
+        env=environment | {"COLUMNS": "60", "TERM": "dumb"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            lines = [process.stdout.readline() for _ in range(5)]
+            script = "".join(lines[3:]) + 'echo "$DILOCO_SERVER|$DILOCO_TOKEN_FILE"'
+            pasted = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout
+            address, file = pasted.strip().split("|")
+            assert file == str(folder / "token")
+            model = make_model()
+            with worker_of(address, model, None, "a", token=Path(file).read_text().strip()) as worker:
+                assert worker.force_sync()
+            process.send_signal(signal.SIGTERM)
+            shown, log = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 0, log
+    assert lines[0].startswith("skyward diloco at http://127.0.0.1:")
+    assert shown.splitlines()[-1] == f"round 1 is saved in {folder}"
+    assert "round 0 closed: 1 deltas, 0 refused" in log
