@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
-from tests.hub.ui.canned import LONG_NAMES, Names, run_id
+from tests.hub.ui.canned import LONG_NAMES, run_id
 from tests.hub.ui.conftest import Site
 
 if TYPE_CHECKING:
@@ -63,13 +61,12 @@ OUT_OF_REACH = """(main, width) => {
 """Texts that are cut off and that neither a scrolling part nor an ellipsis shows."""
 
 
-@pytest.mark.parametrize("names", [Names(), LONG_NAMES], ids=["usual", "long"])
-def test_pages_are_readable_at_400_pixels(page: Page, site: Site, names: Names) -> None:
+def test_pages_are_readable_at_400_pixels(page: Page, site: Site) -> None:
     from playwright.sync_api import expect
 
-    site.canned.names = names
+    site.canned.names = LONG_NAMES
     site.canned.steps = 2_000
-    site.canned.artifacts["figures/loss.txt"] = site.canned.artifacts[names.file or "notes.txt"] = b"text"
+    site.canned.artifacts["figures/loss.txt"] = site.canned.artifacts[LONG_NAMES.file] = b"text"
     page.set_viewport_size({"width": WIDTH, "height": 800})
     for path, last in PAGES:
         page.goto(site.address + path)
