@@ -1,7 +1,8 @@
 """The samples of the integrations' specification, as a user pastes them: run by test_specified_samples.py.
 
-Only the provider, `.cuda()` and the nccl backend are changed, because there is neither a cloud nor a GPU here. Each
-sample ends with a check of the specification's promise.
+Only the provider, `.cuda()` and the nccl backend are changed, because there is neither a cloud nor a GPU here. Samples
+that only need two nodes share a pool, or each of them would import its framework again. Each sample ends with a check
+of the specification's promise.
 
 python -m tests.acceptance.specified_samples [SAMPLE...]     # prints one line for each sample
 """
@@ -14,6 +15,9 @@ from collections.abc import Callable
 from typing import Any
 
 import skyward as sky
+
+lines: list[str] = []
+two_nodes = sky.ComputePool(provider=sky.Local(), nodes=2, logs=lambda line: lines.append(line.text))
 
 # Decorator order: `@sky.compute` is the outermost, an integration below it sets the runtime up on the node.
 
@@ -30,9 +34,8 @@ def rank_environment() -> dict[str, str]:
 def decorator_order() -> None:
     assert not {"torch", "jax", "keras", "tensorflow"} & set(sys.modules), "`import skyward` imports a framework"
     assert type(rank_environment()).__name__ == "PendingCompute"
-    with sky.ComputePool(provider=sky.Local(), nodes=2) as pool:
-        first, second = rank_environment() @ pool
-        alone = rank_environment() >> pool
+    first, second = rank_environment() @ two_nodes
+    alone = rank_environment() >> two_nodes
     assert (first["RANK"], second["RANK"], alone["RANK"]) == ("0", "1", "0")
     assert (first["WORLD_SIZE"], second["WORLD_SIZE"], alone["WORLD_SIZE"]) == ("2", "2", "1")
     assert (first["NODE_RANK"], second["NODE_RANK"]) == ("0", "1")
@@ -54,9 +57,8 @@ def announce() -> int:
 
 
 def output_control() -> None:
-    lines: list[str] = []
-    with sky.ComputePool(provider=sky.Local(), nodes=2, logs=lambda line: lines.append(line.text)) as pool:
-        assert announce() @ pool == [0, 1]
+    assert announce() @ two_nodes == [0, 1]
+    two_nodes.close()  # then all lines have come
     assert [line for line in lines if "training" in line] == ["training on node 0"]
 
 
@@ -78,8 +80,7 @@ def ddp_gradient() -> float:
 
 
 def pytorch() -> None:
-    with sky.ComputePool(provider=sky.Local(), nodes=2) as pool:
-        assert ddp_gradient() @ pool == [12.0, 12.0]  # the mean of 8 and 16
+    assert ddp_gradient() @ two_nodes == [12.0, 12.0]  # the mean of 8 and 16
 
 
 # Keras: the backend stands before Keras is imported, and the seed counts on every node.
@@ -99,8 +100,7 @@ def keras_weights() -> tuple[str, int, list[float]]:
 
 
 def keras() -> None:
-    with sky.ComputePool(provider=sky.Local(), nodes=2) as pool:
-        first, second = keras_weights() @ pool
+    first, second = keras_weights() @ two_nodes
     assert first[:2] == ("jax", 2)
     assert first == second
 
@@ -124,8 +124,7 @@ def jax_devices() -> dict[str, Any]:
 
 
 def jax() -> None:
-    with sky.ComputePool(provider=sky.Local(), nodes=2) as pool:
-        first, second = jax_devices() @ pool
+    first, second = jax_devices() @ two_nodes
     assert first["devices"] == second["devices"] == 2
     assert first["sum"] == second["sum"] == 3
     assert first["environment"]["JAX_NUM_PROCESSES"] == "2"
@@ -165,8 +164,7 @@ def fine_tune() -> tuple[int, float]:
 
 
 def transformers() -> None:
-    with sky.ComputePool(provider=sky.Local(), nodes=2) as pool:
-        first, second = fine_tune() @ pool
+    first, second = fine_tune() @ two_nodes
     assert first == second
     assert first[0] == 2
 
@@ -216,13 +214,12 @@ def scikit_learn_pool() -> None:
 
 
 def manual_backend() -> None:
-    with sky.ComputePool(provider=sky.Local(), nodes=2) as pool, sky.integrations.sklearn_backend(pool):
+    with sky.integrations.sklearn_backend(two_nodes):
         check_search(search())
 
 
 SAMPLES: dict[str, Callable[[], None]] = {
     "decorator order": decorator_order,  # first: it looks at what `import skyward` has imported
-    "output control": output_control,
     "pytorch": pytorch,
     "keras": keras,
     "jax": jax,
@@ -230,10 +227,12 @@ SAMPLES: dict[str, Callable[[], None]] = {
     "joblib pool": joblib_pool,
     "scikit-learn pool": scikit_learn_pool,
     "manual backend": manual_backend,
+    "output control": output_control,  # last: it closes the pool
 }
 
 
 if __name__ == "__main__":
     from tests.acceptance.checks import run_checks
 
-    run_checks(SAMPLES, sys.argv[1:])
+    with two_nodes:
+        run_checks(SAMPLES, sys.argv[1:])
