@@ -38,7 +38,7 @@ def place(
 @pytest.fixture
 def hub_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubProcess]:
     """Run a hub with its launcher for one test. It is the hub of the test's own process too."""
-    for name in ("STATE", "CACHE", "CONFIG"):
+    for name in ("STATE", "CACHE"):  # the bed has a config folder
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name))
     with HubProcess(tmp_path / "hub") as process:
         monkeypatch.setenv("SKYWARD_HUB_URL", process.url)

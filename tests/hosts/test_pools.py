@@ -27,7 +27,7 @@ wait = sky.compute(lambda seconds: (threading.Event().wait(seconds), os.uname().
 def own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep journals, prices and built wheels of these tests apart."""
     folder = tmp_path_factory.getbasetemp()
-    for name in ("state", "cache", "config"):
+    for name in ("state", "cache"):
         (folder / name).mkdir(exist_ok=True)
         monkeypatch.setenv(f"XDG_{name.upper()}_HOME", str(folder / name))
 
