@@ -12,15 +12,14 @@ import pytest
 LEAN = Path(__file__).with_name("lean")
 """Folder of frameworks that import less of what else is installed. It is for the front of a path."""
 
-# Folders that no task imports in the tests of hosts, of providers and of the hub's jobs on hosts. A node unpacks all
+# Folders that no task imports in the tests of hosts, of providers and of the hub's jobs. A node unpacks all
 # files that it gets: with 70 instead of 310, a pool on two SSH hosts takes a quarter of a second less.
 NOT_SENT = (
     *("benchmarks", "docs", "examples", "guides"),
     *(f"tests/{name}" for name in ("acceptance", "calls", "cli", "console", "core", "engine", "errors")),
     *(f"tests/{name}" for name in ("gpu", "integrations", "node", "pool", "schedule", "shared", "state", "testing")),
     *(f"tests/{name}" for name in ("training", "typing", "values", "wire")),
-    *(f"tests/hub/{name}" for name in ("client", "http", "mlflow", "model", "schedule", "search", "services")),
-    *(f"tests/hub/{name}" for name in ("store", "ui")),
+    *(f"tests/hub/{name}" for name in ("client", "http", "mlflow", "model", "schedule", "services", "store", "ui")),
 )
 
 

@@ -17,6 +17,7 @@ import pytest
 import skyward as sky
 from skyward.errors import NoCapacity, ProviderError, UsageError
 from skyward.values.machine import PoolSpec
+from tests.few_modules import few_modules
 from tests.providers.raylets import LIMIT_S, Raylets
 from tests.ssh.server import Server, needs_sshd
 from tests.waiting import until
@@ -26,7 +27,10 @@ BASE = Path(f"/tmp/skyward-{os.getuid()}")
 
 @pytest.fixture(scope="module")
 def raylets() -> Iterator[Raylets]:
-    with tempfile.TemporaryDirectory(prefix="sky-ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="sky-ray-", dir="/tmp", ignore_cleanup_errors=True) as folder,
+        few_modules(Path(folder, "config")),
+    ):
         raylets = Raylets(Path(folder))
         try:
             raylets.start(1)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from skyward import hub
+from tests.few_modules import few_modules
 from tests.hub.jobs.hub_process import HubProcess
 
 _VARIABLES = ("URL", "TOKEN", "PROJECT", "EXPERIMENT")
@@ -17,7 +18,8 @@ _VARIABLES = ("URL", "TOKEN", "PROJECT", "EXPERIMENT")
 @pytest.fixture(scope="session")
 def common_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
     """A hub for the session: hub, launcher and first runner take four seconds of processor time to start."""
-    with HubProcess(tmp_path_factory.mktemp("jobs") / "hub") as process:
+    folder = tmp_path_factory.mktemp("jobs")
+    with few_modules(folder / "config"), HubProcess(folder / "hub") as process:
         yield process
 
 
@@ -38,7 +40,8 @@ def hub_process(common_hub: HubProcess) -> Iterator[HubProcess]:
 @pytest.fixture(scope="module")
 def own_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
     """A hub for the module, which its tests may start again with other variables."""
-    with HubProcess(tmp_path_factory.mktemp("own") / "hub") as process, _used(process):
+    folder = tmp_path_factory.mktemp("own")
+    with few_modules(folder / "config"), HubProcess(folder / "hub") as process, _used(process):
         yield process
 
 
