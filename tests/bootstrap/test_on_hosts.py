@@ -51,7 +51,7 @@ def seconds_of(events: list[Event]) -> dict[str, float]:
 def test_the_first_result_of_a_bare_host_comes_in_seconds_and_the_next_pool_s_at_once(
     new_host: NewHost, package_index: PackageIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = new_host()
+    host = new_host(has_uv=True)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "local_module.py").write_text("def shape(x):\n    return x.shape\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -89,7 +89,7 @@ def test_the_first_result_of_a_bare_host_comes_in_seconds_and_the_next_pool_s_at
 def test_an_existing_environment_is_ready_in_one_round_trip(
     new_host: NewHost, package_index: PackageIndex, tmp_path: Path
 ) -> None:
-    host = new_host()
+    host = new_host(has_uv=True)
     image = Image(pip=["numpy"], pip_index_url=package_index.simple)
     (tmp_path / "m.py").write_text("")
     code = gather(image, path=[str(tmp_path)], cwd=str(tmp_path), modules={})
@@ -124,7 +124,7 @@ def test_an_existing_environment_is_ready_in_one_round_trip(
 def test_debian_packages_are_installed_as_root_or_by_sudo(
     new_host: NewHost, package_index: PackageIndex, user: str
 ) -> None:
-    host = new_host()
+    host = new_host(has_uv=True)
     host.write("/etc/apt/sources.list", f"{package_index.apt_source}\n")
     events: list[Event] = []
     image = Image(apt=[DEBIAN_PACKAGE], pip_index_url=package_index.simple)
@@ -141,7 +141,7 @@ def test_debian_packages_are_installed_as_root_or_by_sudo(
 
 
 def test_a_user_who_may_not_install_packages_gets_advice(new_host: NewHost, package_index: PackageIndex) -> None:
-    host = new_host()
+    host = new_host(has_uv=True)
     host.run("rm", "/etc/sudoers.d/dev")
     message = rf"apt failed.*dev is not root and cannot use sudo.*apt-get install {DEBIAN_PACKAGE}"
     with connected(host, "dev") as connection, pytest.raises(BootstrapFailed, match=message):
@@ -149,7 +149,7 @@ def test_a_user_who_may_not_install_packages_gets_advice(new_host: NewHost, pack
 
 
 def test_a_package_that_debian_does_not_have_is_named(new_host: NewHost, package_index: PackageIndex) -> None:
-    host = new_host()
+    host = new_host(has_uv=True)
     host.write("/etc/apt/sources.list", f"{package_index.apt_source}\n")
     with (
         connected(host) as connection,
@@ -166,7 +166,7 @@ def begun(events: list[Event], phase: str) -> bool:
 def test_a_host_that_loses_power_during_preparation_continues_afterwards(
     new_host: NewHost, package_index: PackageIndex
 ) -> None:
-    host = new_host()
+    host = new_host(has_uv=True)
     image = Image(pip=["scikit-learn"], pip_index_url=package_index.simple)
     events: list[Event] = []
     caught: list[BaseException] = []
@@ -196,7 +196,7 @@ def test_a_host_that_loses_power_during_preparation_continues_afterwards(
 def test_a_short_cut_of_a_link_is_survived_and_a_long_one_leaves_nothing_behind(
     new_host: NewHost, package_index: PackageIndex
 ) -> None:
-    host = new_host()
+    host = new_host(has_uv=True)
     events: list[Event] = []
     caught: list[BaseException] = []
 
@@ -233,14 +233,14 @@ def test_a_full_disk_is_named_and_preparation_continues_once_there_is_room(
 
 
 def test_a_clock_that_is_years_off_does_no_harm(new_host: NewHost, package_index: PackageIndex) -> None:
-    host = new_host()
+    host = new_host(has_uv=True)
     host.set_clock(-3 * 365 * 86400.0)
     with connected(host) as connection:
         make_ready(connection, Image(pip=["numpy"], pip_index_url=package_index.simple), [])
 
 
 def test_a_secret_is_in_no_file_and_no_argument_there(new_host: NewHost, package_index: PackageIndex) -> None:
-    host = new_host()
+    host = new_host(has_uv=True)
     value = uuid.uuid4().hex  # not in this file, which travels too
     image = Image(pip_index_url=package_index.simple, env={"TOKEN": sky.Secret("TOKEN", value=value)})
 
@@ -261,7 +261,7 @@ def test_a_secret_is_in_no_file_and_no_argument_there(new_host: NewHost, package
 
 
 def test_after_clearing_the_cache_nothing_is_left(new_host: NewHost, package_index: PackageIndex) -> None:
-    host = new_host()
+    host = new_host(has_uv=True)
     provider = sky.SSH(hosts=[host.name], config_file=str(host.bed.ssh_config))
     image = Image(pip=["numpy"], pip_index_url=package_index.simple)
     with sky.ComputePool(provider=provider, image=image, console=False) as pool:
@@ -305,7 +305,7 @@ def fit():
 def test_a_program_with_its_own_modules_and_data_runs_there_unchanged(
     new_host: NewHost, package_index: PackageIndex, tmp_path: Path
 ) -> None:
-    host = new_host()
+    host = new_host(has_uv=True)
     for path, text in {
         "main.py": PROGRAM,
         "steps/__init__.py": "",
@@ -332,7 +332,7 @@ def test_a_program_with_its_own_modules_and_data_runs_there_unchanged(
 
 
 def test_output_is_shown_while_a_call_runs(new_host: NewHost, package_index: PackageIndex) -> None:
-    host = new_host()
+    host = new_host(has_uv=True)
     events: list[Event] = []
     with connected(host) as connection:
         make_ready(connection, Image(pip=["numpy"], pip_index_url=package_index.simple), events)

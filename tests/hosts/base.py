@@ -9,13 +9,15 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["CACHE", "USERS", "base", "clock_library", "made_once", "missing"]
+__all__ = ["CACHE", "USERS", "base", "clock_library", "layer_of_uv", "made_once", "missing"]
 
+_VARIABLE = "SKYWARD_TESTS_BASE"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "skyward-tests"
 
 # The packages of a user's machine, and no more: no pip, no venv, no compiler.
@@ -73,9 +75,15 @@ def missing() -> list[str]:
 def base() -> Path:
     """Return the folder of the base, made if need be. That takes half a minute if its packages can be downloaded.
 
-    Several processes may call it: one makes the base, the others wait. Raises RuntimeError with the output of
-    mmdebstrap.
+    Several processes may call it: one makes the base, the others wait. The children of a process that has called it do
+    not ask apt again, which takes half a second. Raises RuntimeError with the output of mmdebstrap.
     """
+    if _VARIABLE not in os.environ:
+        os.environ[_VARIABLE] = str(_base())
+    return Path(os.environ[_VARIABLE])
+
+
+def _base() -> Path:
     recipe = "\n".join([platform.machine(), *_mirrors(), *PACKAGES, _PREPARE])
     return made_once(f"base-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}", _make)
 
@@ -91,6 +99,21 @@ def clock_library() -> Path:
         subprocess.run(["cc", *options, "-o", target / "clock.so", source], check=True)
 
     return made_once(f"clock-{digest}", make) / "clock.so"
+
+
+def layer_of_uv() -> Path:
+    """Return a folder with uv where an administrator installs it, to lie over the base."""
+    uv = Path(sys.executable).parent / "uv"
+    stamp = uv.stat()
+
+    def make(target: Path) -> None:
+        folder = target / "usr/local/bin"
+        folder.mkdir(parents=True)
+        shutil.copy(uv, folder)
+        for path in (target, *folder.relative_to(target).parents):
+            (target / path).chmod(0o755)
+
+    return made_once(f"uv-{stamp.st_size}-{int(stamp.st_mtime)}", make)
 
 
 def made_once(name: str, make: Callable[[Path], None]) -> Path:
@@ -129,7 +152,7 @@ def _make(target: Path) -> None:
         subprocess.run(["cp", "-a", f"{root}/.", target], check=True)
 
 
-@functools.cache  # each host asks for the base, and apt takes a while to answer
+@functools.cache
 def _mirrors() -> list[str]:
     """Return the lines of a sources.list, from this machine's own apt configuration."""
     found = _listed()

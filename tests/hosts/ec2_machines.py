@@ -214,7 +214,9 @@ class Machines:
         host = machine.host
         if host is None:
             user = image_of(instance.image_id).user
-            host = Host(self.bed, f"ip-{address.replace('.', '-')}", address, users={user: public})
+            host = Host(
+                self.bed, f"ip-{address.replace('.', '-')}", address, users={user: public}, has_uv=settings.has_uv
+            )
             machine.host = host
             host.make()
             if settings.software:

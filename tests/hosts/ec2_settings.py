@@ -28,6 +28,8 @@ class Settings:
     """How long the console's output is empty, counted from when it is listed."""
     software: str = ""
     """Archive that a new one has on its disk, as if its image had been made with it; empty: a bare Debian."""
+    has_uv: bool = True
+    """Whether the image has uv. Without it, each pool uploads it to each machine."""
     refuses_terminate_while_pending: bool = False
     enforces_security_groups: bool = True
 

@@ -42,7 +42,7 @@ class Far:
 
 @pytest.fixture
 def far(bed: Bed, new_host: NewHost, relay: NewRelay, package_index: PackageIndex) -> Far:
-    host = new_host()
+    host = new_host(has_uv=True)
     return Far(host=host, line=relay(host.address), bed=bed, image=sky.Image(pip_index_url=package_index.simple))
 
 

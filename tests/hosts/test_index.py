@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 import urllib.request
 from pathlib import Path
 
@@ -18,10 +16,7 @@ pytestmark = pytest.mark.hosts
 
 @pytest.fixture
 def with_uv(new_host: NewHost) -> Host:
-    """Return a host with uv, taken from the environment of the tests."""
-    host = new_host()
-    uv = Path(sys.executable).parent / "uv"
-    shutil.copy(uv, host.path("/usr/local/bin/uv"))
+    host = new_host(has_uv=True)
     host.run("uv", "venv", "-q", "--python", "python3", "/opt/env")
     return host
 

@@ -65,7 +65,7 @@ def test_a_users_own_hosts_are_unchanged_afterwards(
 
 
 def test_rented_machines_come_despite_api_errors_and_nothing_stays(ec2: Ec2, aws: sky.AWS, image: sky.Image) -> None:
-    ec2.set(list_after_s=2.0, pending_s=1.0, refuses_terminate_while_pending=True)
+    ec2.set(list_after_s=2.0, pending_s=1.0, refuses_terminate_while_pending=True, has_uv=False)
     ec2.throttle("RunInstances", times=1)
     ec2.has_no_capacity(times=2)
     ec2.fail("RunInstances", "InternalError", status=500, is_done=True)

@@ -56,7 +56,7 @@ def say(process: subprocess.Popen[bytes], line: bytes) -> None:
 
 
 def test_a_link_that_stays_cut_is_noticed_in_seconds_and_reopened(new_host: NewHost, transport: Transport) -> None:
-    host = new_host()
+    host = new_host(has_uv=True)
     with connected(host, transport) as connection, echo(connection) as process:
         with host.link_cut():
             began = time.monotonic()
@@ -71,7 +71,7 @@ def test_a_link_that_stays_cut_is_noticed_in_seconds_and_reopened(new_host: NewH
 
 
 def test_a_link_that_is_cut_for_a_moment_goes_on(new_host: NewHost, transport: Transport) -> None:
-    host = new_host()
+    host = new_host(has_uv=True)
     with connected(host, transport) as connection, echo(connection) as process:
         with host.link_cut():
             time.sleep(4)
@@ -81,7 +81,7 @@ def test_a_link_that_is_cut_for_a_moment_goes_on(new_host: NewHost, transport: T
 def test_a_pool_runs_on_a_host_behind_another(
     bed: Bed, new_host: NewHost, hosts: Callable[[int], list[Host]], transport: Transport
 ) -> None:
-    hidden, (jump,) = new_host(), hosts(1)
+    hidden, (jump,) = new_host(has_uv=True), hosts(1)
     hidden.hide_from(bed.address)
     provider = sky.SSH(hosts=[hidden.name], jump=jump.name, config_file=str(bed.ssh_config), transport=transport)
     with sky.ComputePool(provider=provider, nodes=1, console=False) as pool:
@@ -91,7 +91,7 @@ def test_a_pool_runs_on_a_host_behind_another(
 
 @pytest.mark.parametrize("user", ["root", "dev"])
 def test_an_agent_outlives_the_log_in_if_logind_kills_leftovers(bed: Bed, new_host: NewHost, user: str) -> None:
-    host = new_host()
+    host = new_host(has_uv=True)
     host.write("/etc/systemd/logind.conf.d/kill.conf", "[Login]\nKillUserProcesses=yes\nKillExcludeUsers=\n")
     host.run("systemctl", "restart", "systemd-logind")
     provider = sky.SSH(hosts=[f"{user}@{host.name}"], config_file=str(bed.ssh_config))
