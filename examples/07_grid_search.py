@@ -23,12 +23,12 @@ import skyward as sky
 GRID: list[dict[str, list[Any]]] = [
     {
         "model": [RandomForestClassifier(random_state=0)],
-        "model__n_estimators": [10, 20, 40],
+        "model__n_estimators": [5, 10, 20],
         "model__max_features": ["sqrt", 0.25],
     },
     {
         "model": [GradientBoostingClassifier(max_features="sqrt", subsample=0.5, random_state=0)],
-        "model__n_estimators": [5, 10],
+        "model__n_estimators": [2, 4],
         "model__learning_rate": [0.05, 0.1, 0.3],
     },
     {

@@ -32,7 +32,7 @@ def fine_tune(folder: Path, steps: int) -> dict[str, Any]:
     from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, Trainer, TrainingArguments
 
     text = "\n".join(topics[name] for name in sorted(topics))
-    train, test = rows_of(text[20_000:]), rows_of(text[:20_000])
+    train, test = rows_of(text[6_000:]), rows_of(text[:6_000])
     config = LlamaConfig(
         vocab_size=128,
         hidden_size=64,
