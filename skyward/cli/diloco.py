@@ -103,6 +103,16 @@ def _add_serve(own: argparse.ArgumentParser) -> None:
     )
     own.add_argument("--lr", type=float, metavar="X", help="learning rate of the outer SGD (default: 0.7)")
     own.add_argument("--momentum", type=float, metavar="X", help="its Nesterov momentum; 0: none (default: 0.9)")
+    own.add_argument(
+        "--async-mode", action="store_true", help="apply each update as it arrives; no worker waits for another"
+    )
+    own.add_argument(
+        "--dn-buffer-size",
+        type=int,
+        default=0,
+        metavar="N",
+        help="with --async-mode: updates between two of the momentum (default: --workers)",
+    )
     own.add_argument("--bf16-answers", action="store_true", help="answer in bfloat16, which halves the download")
     own.set_defaults(run=_reporting(_serve))
 
@@ -126,7 +136,7 @@ def _reporting(act: Callable[[argparse.Namespace], int]) -> Callable[[argparse.N
 def _serve(arguments: argparse.Namespace) -> int:
     import logging
 
-    from ..training.diloco import DiLoCoServer, OuterSGD
+    from ..training.diloco import DelayedNesterov, DiLoCoServer, OuterSGD
     from ..training.diloco.addresses import token_of_environment
     from ..training.diloco.algorithm import OUTER_LR, OUTER_MOMENTUM
     from .screen import complain
@@ -134,10 +144,16 @@ def _serve(arguments: argparse.Namespace) -> int:
     logging.getLogger("skyward").setLevel(logging.INFO)
     lr = OUTER_LR if arguments.lr is None else arguments.lr
     momentum = OUTER_MOMENTUM if arguments.momentum is None else arguments.momentum
+    workers = max(arguments.workers, arguments.min_workers)
+    if arguments.dn_buffer_size and not arguments.async_mode:
+        arguments.parser.error("--dn-buffer-size: is for asynchronous updates; add --async-mode")
     server = DiLoCoServer(
-        num_workers=max(arguments.workers, arguments.min_workers),
+        num_workers=workers,
         min_workers=arguments.min_workers,
-        outer_optimizer=OuterSGD(lr=lr, momentum=momentum, nesterov=momentum != 0),
+        outer_optimizer=DelayedNesterov(lr=lr, momentum=momentum, every=arguments.dn_buffer_size or workers)
+        if arguments.async_mode
+        else OuterSGD(lr=lr, momentum=momentum, nesterov=momentum != 0),
+        async_mode=arguments.async_mode,
         host=arguments.host,
         port=arguments.port,
         cert=arguments.cert,

@@ -1,4 +1,4 @@
-"""Synchronous exchange of deltas: the global parameters, the rounds, and the deltas that wait for their round to close.
+"""Exchange of deltas: the global parameters, the rounds, and the deltas that wait for their round to close.
 
 It knows no network. Any thread may call its methods; none waits for a worker. A transport calls `watch` to hear of
 changes, and asks again.
@@ -25,13 +25,17 @@ import torch
 
 from ...errors import UsageError
 from .algorithm import DeltaMean, OuterOptimizer, OuterSGD
+from .async_rounds import AsyncRounds
 from .frames import BUFFER_PREFIX, ArrayFrame, decode
 from .guard import NormGuard, check_shapes, delta_norm
 from .refusal import WorkerRefused
-from .rounds import Rounds, UpdateAnswer, UpdateKey
+from .rounds import ClosedRound, Rounds, UpdateAnswer, UpdateKey
 from .saves import ServerSaves
 from .schedule import local_steps
 from .tensors import to_tensors
+
+KEPT_BUFFERS = 64
+"""Number of asynchronous rounds whose buffers are kept. An update with an older base leaves the buffers alone."""
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +50,8 @@ class Standing:
     """Whether the worker is a member of it, and has not submitted. Then it trains from the round's parameters."""
     has_model: bool
     """Whether there are global parameters. Without, the first worker offers its own."""
+    keeps_delta: bool = False
+    """Whether a delta for the base round that the worker named would count."""
     local_steps: int | None = None
     """Advised inner steps of the worker's next rounds, if it has asked for advice (DyLU)."""
 
@@ -87,7 +93,7 @@ class DeltaExchange:
 
     def __init__(
         self,
-        rounds: Rounds,
+        rounds: Rounds | AsyncRounds,
         *,
         tensors: Mapping[str, torch.Tensor] | None = None,
         outer: OuterOptimizer | None = None,
@@ -107,6 +113,9 @@ class DeltaExchange:
         """Update that led to the open round."""
         self._watchers: list[Callable[[], None]] = []
         self._lock = threading.Lock()
+        self._buffers: dict[int, dict[str, torch.Tensor]] = {}
+        """Buffers of the last rounds, which the deltas of asynchronous updates are relative to."""
+        self._remember_buffers()
         self._seen: dict[str, dict[str, Any]] = {}
         """Figures about each worker, for people."""
         self._saved_round: int | None = None
@@ -142,7 +151,8 @@ class DeltaExchange:
             if is_new:
                 _log.info("worker %s joined in round %d", worker, self._rounds.round)
             self._changed()
-            return self._standing(worker)
+            keeps_delta = base_round is not None and self._rounds.takes_base(worker, base_round)
+            return replace(self._standing(worker), keeps_delta=keeps_delta)
 
     def hear(self, worker: str, session: str, figures: Mapping[str, Any] | None = None) -> Standing:
         """Note a heartbeat, with figures for people. It raises WorkerRefused for a worker that is not present.
@@ -193,6 +203,7 @@ class DeltaExchange:
         with self._lock:
             if self._tensors is None:
                 self._tensors = {name: tensor.clone() for name, tensor in to_tensors(frame).items()}
+                self._remember_buffers()
                 self._try_to_save()
                 self._changed()
 
@@ -239,6 +250,7 @@ class DeltaExchange:
             with self._lock:
                 kind = self._rounds.submit(key, session, now=self._clock(), is_refused=refusal is not None).kind
                 if kind == "accepted":
+                    self._seen.setdefault(key.worker, {})["staleness"] = self._rounds.round - key.base_round
                     self._norms[key.worker] = norm
                     if refusal is None:
                         self._deltas[key.worker] = file
@@ -345,24 +357,35 @@ class DeltaExchange:
             closed = self._rounds.close()
             self._update = None
             if closed.counted:
-                self._step(mean.take())
+                self._step(mean.take(), closed)
+            self._remember_buffers()
             _log.info("round %d closed: %d deltas, %d refused", closed.round, len(closed.counted), len(closed.refused))
             if self._rounds.round % self._save_every == 0:
                 self._try_to_save()
         self._changed()
 
-    def _step(self, mean: Mapping[str, torch.Tensor]) -> None:
+    def _step(self, mean: Mapping[str, torch.Tensor], closed: ClosedRound) -> None:
         assert self._tensors is not None
         old = self._tensors
         new = {name: tensor.clone() for name, tensor in old.items()}
         self._outer.step(new, _part(mean, is_buffers=False))
+        buffers = self._buffers.get(closed.base_round, {})
+        # Each of several workers moves the buffers by its share. Whole deltas of an old base could make a variance < 0.
+        share = 1 / max(1, len(self._rounds.workers)) if isinstance(self._rounds, AsyncRounds) else 1.0
         for name, delta in _part(mean, is_buffers=True).items():
-            new[name] -= delta
+            if name in buffers:
+                new[name].lerp_(buffers[name] - delta, share)
         if self._is_bf16_down:
             self._update = {name: (tensor - old[name]).bfloat16() for name, tensor in new.items()}
             for name, update in self._update.items():
                 new[name] = old[name] + update.float()
         self._tensors = new
+
+    def _remember_buffers(self) -> None:
+        if self._tensors is not None:
+            self._buffers[self._rounds.round] = _part(self._tensors, is_buffers=True)
+            kept = KEPT_BUFFERS if isinstance(self._rounds, AsyncRounds) else 1
+            self._buffers.pop(self._rounds.round - kept, None)
 
     def _changed(self) -> None:
         for changed in self._watchers:
@@ -389,7 +412,11 @@ class DeltaExchange:
             _log.error("%s", self._save_error)
 
     def _write(self, saves: ServerSaves) -> str:
-        rounds = {"rounds": self._rounds.state_dict(), "guard": self._guard.state_dict()}
+        rounds = {
+            "rounds": self._rounds.state_dict(),
+            "guard": self._guard.state_dict(),
+            "is_async": isinstance(self._rounds, AsyncRounds),
+        }
         assert self._tensors is not None
         path = saves.save(self._rounds.round, self._tensors, self._outer.state_dict(), rounds)
         self._saved_round, self._save_error = self._rounds.round, ""
@@ -403,11 +430,15 @@ class DeltaExchange:
             return
         if self._tensors is not None:
             check_same_model(self._tensors, state.tensors)
+        is_async = bool(state.rounds.get("is_async", False))
+        if is_async != isinstance(self._rounds, AsyncRounds):
+            raise UsageError(f"async_mode={not is_async}: the save is of the other mode; set async_mode={is_async}")
         self._tensors = dict(state.tensors)
         self._outer.load_state_dict(state.outer)
         self._rounds.load_state_dict(state.rounds["rounds"], now=self._clock())
         self._guard.load_state_dict(state.rounds["guard"])
         self._saved_round = self._rounds.round
+        self._remember_buffers()
         _log.info("goes on in round %d, from %s", self._rounds.round, state.path)
 
 

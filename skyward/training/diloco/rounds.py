@@ -62,6 +62,8 @@ class ClosedRound:
     """Workers whose deltas are in the mean, in the order of their ids. Without one there is no outer step."""
     refused: tuple[str, ...]
     """Workers whose deltas were refused, in the order of their ids."""
+    base_round: int
+    """Round whose parameters the deltas are relative to. It is the closed one, unless rounds are asynchronous."""
 
 
 class Rounds:
@@ -95,7 +97,7 @@ class Rounds:
         >>> rounds.submit(UpdateKey(worker="b", base_round=0, number=0), "process of b", now=9.5).kind
         'accepted'
         >>> rounds.close()
-        ClosedRound(round=0, counted=('a', 'b'), refused=())
+        ClosedRound(round=0, counted=('a', 'b'), refused=(), base_round=0)
     """
 
     def __init__(
@@ -158,6 +160,10 @@ class Rounds:
         if base_round == self._round and worker in self._missing:
             self._await(worker)
         self._fill()
+
+    def takes_base(self, worker: str, base_round: int) -> bool:
+        """Return whether an update of a present worker may have this base."""
+        return base_round == self._round and worker in self._awaited
 
     def hear(self, worker: str, session: str, *, now: float) -> None:
         """Note a heartbeat.
@@ -257,6 +263,7 @@ class Rounds:
             round=self._round,
             counted=tuple(sorted(worker for worker, (_, counts) in self._submitted.items() if counts)),
             refused=tuple(sorted(worker for worker, (_, counts) in self._submitted.items() if not counts)),
+            base_round=self._round,
         )
         self._round += 1
         for worker, (update, counts) in self._submitted.items():

@@ -17,7 +17,8 @@ from ...errors import SkywardError, UsageError
 from ..control.server import bind, is_loopback
 from ..evaluation.legal import check_at_least
 from .addresses import FIRST_PORT
-from .algorithm import OuterOptimizer
+from .algorithm import DelayedNesterov, OuterOptimizer
+from .async_rounds import AsyncRounds
 from .exchange import DeltaExchange
 from .http_app import DiLoCoApp
 from .rounds import Rounds
@@ -35,8 +36,9 @@ _log = logging.getLogger(__name__)
 class DiLoCoServer:
     """Server of loosely joined training: it averages the workers' progress, and holds the global parameters.
 
-    Rounds are synchronous. Each waits for the workers that were present when it began. A worker that joins later takes
-    part in the next one, and one that is silent for too long is no longer waited for.
+    Rounds are synchronous by default. Each waits for the workers that were present when it began. A worker that joins
+    later takes part in the next one, and one that is silent for too long is no longer waited for. With `async_mode`
+    nobody waits.
 
     With `save_dir`, the state is saved before the workers of a round get their answers. A server that was killed goes
     on from there, and its workers notice nothing but a pause.
@@ -44,9 +46,10 @@ class DiLoCoServer:
     Args:
         model: Model whose parameters, and buffers of floating point, are the first global ones; None: the first worker
             sends its own. A save in `save_dir` comes before both.
-        num_workers: Workers that the first round waits for.
+        num_workers: Workers that the first round waits for; in asynchronous mode, workers that are expected.
         port: Port to listen on, 0 for any free one; None: the first free one from 8512 on.
-        outer_optimizer: Optimizer of the global parameters; None: SGD with learning rate 0.7 and Nesterov momentum 0.9.
+        outer_optimizer: Optimizer of the global parameters; None: SGD with learning rate 0.7 and Nesterov momentum 0.9,
+            in asynchronous mode `DelayedNesterov`.
         host: Address to listen on. Other machines reach any but a loopback address, so it needs `cert`.
         save_dir: Folder of the saves; None: the state is lost with the process.
         save_every_n_rounds: Rounds between two saves. With more than 1, a server that was killed goes back by some
@@ -55,6 +58,10 @@ class DiLoCoServer:
         min_workers: Least number of workers that end a round.
         bf16_answers: Answer with updates in bfloat16, a quarter to a half of the bytes. The global parameters then move
             by the rounded updates.
+        async_mode: Apply each worker's update as it arrives, for the parameters that it was computed from. No worker
+            waits for another, and each update is a round.
+        dn_buffer_size: Updates between two updates of the momentum in asynchronous mode (delayed Nesterov); 0:
+            `num_workers`.
         token: Token that workers need; None: 32 random bytes, which `save_dir` keeps for the next start in its file
             `token`.
         cert: PEM file with the certificate for TLS and its key.
@@ -68,7 +75,7 @@ class DiLoCoServer:
             input("Enter ends the server")
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # keyword-only options
         self,
         model: torch.nn.Module | None = None,
         num_workers: int = 1,
@@ -81,6 +88,8 @@ class DiLoCoServer:
         heartbeat_timeout: float = 120.0,
         min_workers: int = 1,
         bf16_answers: bool = False,
+        async_mode: bool = False,
+        dn_buffer_size: int = 0,
         token: str | None = None,
         cert: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -93,8 +102,15 @@ class DiLoCoServer:
         self._host, self._port, self._cert = host, port, cert
         self._token = token or (secrets.token_hex(32) if save_dir is None else token_in(save_dir))
         saves = None if save_dir is None else ServerSaves(save_dir)
+        if async_mode:
+            _check_async(outer_optimizer, dn_buffer_size, num_workers, min_workers)
+            outer_optimizer = outer_optimizer or DelayedNesterov(every=dn_buffer_size or num_workers)
+        elif dn_buffer_size:
+            raise UsageError(f"dn_buffer_size={dn_buffer_size}: is for asynchronous updates; set async_mode=True")
         self._exchange = DeltaExchange(
-            Rounds(min_workers=min_workers, num_workers=num_workers, heartbeat_timeout_s=heartbeat_timeout),
+            AsyncRounds(heartbeat_timeout_s=heartbeat_timeout)
+            if async_mode
+            else Rounds(min_workers=min_workers, num_workers=num_workers, heartbeat_timeout_s=heartbeat_timeout),
             tensors=None if model is None else _masters(model),
             outer=outer_optimizer,
             is_bf16_down=bf16_answers,
@@ -220,6 +236,15 @@ class DiLoCoServer:
                 break
         self.stop()
         raise UsageError(f"host={self._host!r}: the server did not start; see the log above for the reason")
+
+
+def _check_async(outer: OuterOptimizer | None, dn_buffer_size: int, num_workers: int, min_workers: int) -> None:
+    check_at_least("dn_buffer_size", dn_buffer_size, 0)
+    check_at_least("num_workers", num_workers, 1)
+    if min_workers != 1:
+        raise UsageError(f"min_workers={min_workers}: each update is a round in asynchronous mode; leave it at 1")
+    if outer is not None and dn_buffer_size:
+        raise UsageError(f"dn_buffer_size={dn_buffer_size}: the outer_optimizer ignores it; give one of both")
 
 
 def _masters(model: torch.nn.Module) -> dict[str, torch.Tensor]:

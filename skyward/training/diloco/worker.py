@@ -372,7 +372,7 @@ class DiLoCoWorker:
         standing = self._ask_to_join()
         if not standing["has_model"]:
             self._client.offer(encode(to_wire(self._tensors), {}))
-        if standing["round"] == base_round and standing["is_awaited"] and self._base is not None:
+        if standing["keeps_delta"] and self._base is not None:
             return True
         self._await_round(standing, deadline)
         _log.warning("worker %s gives up the steps since round %s", self._worker, base_round)

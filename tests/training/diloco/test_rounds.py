@@ -67,7 +67,7 @@ def test_a_round_closes_when_all_its_members_have_submitted() -> None:
         rounds.close()
     assert submit(rounds, "a", 0) == ACCEPTED
     assert rounds.is_complete
-    assert rounds.close() == ClosedRound(round=0, counted=("a", "b"), refused=())
+    assert rounds.close() == ClosedRound(round=0, counted=("a", "b"), refused=(), base_round=0)
     assert (rounds.round, rounds.awaited) == (1, ("a", "b"))
 
 
@@ -89,7 +89,7 @@ def test_num_workers_is_a_matter_of_the_first_round_only() -> None:
     play(rounds)
     rounds.evict("b")
     rounds.evict("c")
-    assert play(rounds) == ClosedRound(round=1, counted=("a",), refused=())
+    assert play(rounds) == ClosedRound(round=1, counted=("a",), refused=(), base_round=1)
 
 
 def test_a_late_joiner_begins_with_the_next_round() -> None:
@@ -105,7 +105,7 @@ def test_a_refused_delta_does_not_hold_up_the_others() -> None:
     rounds = open_round("a", "b", min_workers=2)
     submit(rounds, "a", 0, is_refused=True)
     submit(rounds, "b", 0)
-    assert rounds.close() == ClosedRound(round=0, counted=("b",), refused=("a",))
+    assert rounds.close() == ClosedRound(round=0, counted=("b",), refused=("a",), base_round=0)
     assert submit(rounds, "a", 0).answer == UpdateAnswer(round=1, is_counted=False)
 
 
