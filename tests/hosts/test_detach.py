@@ -282,7 +282,7 @@ def test_calls_outlive_a_head_that_is_killed(client_of: Callable[..., Client]) -
     waiting.put(0)
     assert waiting.get() == 0, "so it is as new when the head is killed"
     until(lambda: int(pool.counter("done")) == 1)
-    until(lambda: runs.exists() and runs.read_text() == "x")
+    until(lambda: runs.exists() and runs.read_text().startswith("x"))
     until(lambda: ledger.exists() and sorted(ledger.read_text().split()) == ["0", "1", "2"])
     kill_head(host)  # the client goes on by itself, and the calls that run do
     host.write("/root/go", "")

@@ -6,20 +6,19 @@ The outcome of a call goes to the client as it arrived: values and failures of t
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import field
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from ...calls.futures import Future
 from ...calls.named_options import unpack_options
 from ...calls.options import CallOptions
 from ...core.records import dataclass
-from ...errors import InternalError, NodeLost, SkywardError, UsageError
+from ...errors import InternalError, SkywardError, UsageError
 from ...wire.blobs import DIGEST_SIZE, Blob
 from ...wire.failures import encode_exception
 from ...wire.frames import KEPT, Frame, FrameKind
-from ...wire.payloads import Encoded
 from ...wire.task_channel import pieces_of
 from ...wire.tasks import CallKind, Mode, TaskHead
 from ..builder import PackedCall
@@ -160,17 +159,6 @@ class _GangFuture(Future[Any]):
             self.client.outcome(self.call_id, "error", error)
 
 
-class HeldProgress(NamedTuple):
-    """Task that a node has, as its agent tells the next head; see `node.agent.held`."""
-
-    node: int
-    first: int
-    """Number of the task's frames before those that the agent sends again."""
-    credit: int
-    """Items that it was granted."""
-    devices: tuple[int, ...] | None
-
-
 @dataclass(eq=False, kw_only=True)
 class ClientCalls:
     """Calls of the one client of a head. The handlers of frames are called with the ledger locked."""
@@ -211,20 +199,22 @@ class ClientCalls:
                 unpack_options(message.options),
             )
             self._keep(frame, message, call)
-            self._begin(frame.ident, message, call)
+            self.begin(frame.ident, message, call)
         except SkywardError as error:
             self.outcome(frame.ident, "error", error)
         except BaseException as error:  # a bug costs one call
             text = f"head: a call could not begin ({in_words(error)}); report this bug"
             self.outcome(frame.ident, "error", InternalError(text))
 
-    def _begin(self, number: int, message: CallMessage, call: PackedCall) -> None:
+    def begin(self, number: int, message: CallMessage, call: PackedCall) -> None:
+        """Submit a call that is kept."""
         if message.gang is not None:
             self.engine.submit_gang(self._gang(number, message, message.gang, call))
         else:
-            self.engine.submit(self._task(number, message, call), nodes=message.nodes, after_s=message.after_s)
+            self.engine.submit(self.task(number, message, call), nodes=message.nodes, after_s=message.after_s)
 
-    def _task(self, number: int, message: CallMessage, call: PackedCall) -> ClientTask:
+    def task(self, number: int, message: CallMessage, call: PackedCall) -> ClientTask:
+        """Return the task of a call."""
         head = TaskHead(*message.head)
         task_class = ClientChunk if message.handles_loss else ClientTask
         task = task_class(
@@ -345,58 +335,6 @@ class ClientCalls:
             ),
             _order_of(frame.body, head, packed),
         )
-
-    def go_on(self, calls: Iterable[tuple[KeptCall, KeptOrder | None]], held: dict[int, HeldProgress] | None) -> None:
-        """Take up the open calls of a killed head.
-
-        A running call goes on. A call that no node has begins: an outcome would be in the journal. The ranks of a gang
-        died with its head, so it begins only if it has retries. All others fail.
-
-        Args:
-            calls: The calls, with what they need to begin.
-            held: Tasks that the nodes have; None: nobody knows. Tasks that go on are taken out.
-        """
-        with self.engine.ledger:
-            for call, order in calls:
-                if order is None or call.is_torn:
-                    self._died_with_head(call)
-                    continue
-                message, body = unpack_call(order.body)
-                options: CallOptions = unpack_options(message.options)
-                if call.left is not None:
-                    options, message = call.left.options_of(options), message._replace(after_s=call.left.pause_s)
-                packed = PackedCall(message.name, order.function, Encoded(body, order.blobs), options)
-                progress = None if held is None else held.pop(call.number, None)
-                may_have_run = message.gang is not None or held is None
-                if progress is not None:
-                    self._take_up(call, message, packed, progress)
-                elif call.state == "waiting" or not may_have_run:
-                    self._begin_again(call, message, packed)
-                elif (left := _with_a_retry_less(message, options)) is not None:
-                    self.retried(call.number, left)
-                    self._begin_again(call, message, packed._replace(options=left.options_of(options)))
-                else:
-                    self._died_with_head(call)
-
-    def _begin_again(self, call: KeptCall, message: CallMessage, packed: PackedCall) -> None:
-        try:
-            self._begin(call.number, message, packed)
-        except SkywardError as error:
-            self.outcome(call.number, "error", error)
-
-    def _take_up(self, call: KeptCall, message: CallMessage, packed: PackedCall, progress: HeldProgress) -> None:
-        """Go on with a call that a node has. Leave out the frames that the journal has."""
-        task = self._task(call.number, message, packed)
-        task.skip = max(0, call.count - progress.first)
-        self.engine.take_up(task, progress.node, message.nodes, progress.devices)
-        if call.form == "stream" and call.first > progress.credit:
-            self.engine.streams.grant(call.number, call.first - progress.credit)
-
-    def _died_with_head(self, call: KeptCall) -> None:
-        if call.form == CHUNK:  # its map decides which of its calls run again
-            self.outcome(call.number, "lost", Loss(node=0, started=None, is_node=True))
-        else:
-            self.outcome(call.number, "error", _died_with_head(call.name))
 
     def resume(self, positions: list[CallPosition]) -> list[int]:
         """Let a client go on that knew an earlier process of this head. Return the calls that this one does not know.
@@ -595,25 +533,6 @@ def _form_of(message: CallMessage, head: TaskHead) -> str:
     if message.handles_loss:
         return CHUNK
     return "stream" if head.mode == Mode.STREAM else "value"
-
-
-def _with_a_retry_less(message: CallMessage, options: CallOptions) -> RetriesLeft | None:
-    """Return the retries of a call that was lost with its head, one less than before; None if none is left."""
-    if message.handles_loss or not message.may_move:
-        return None
-    left = RetriesLeft.of(options)
-    for name in ("retries_on_loss", "retries", "max_restarts"):
-        if (count := getattr(left, name)) > 0:
-            return left._replace(**{name: count - 1})
-    return None
-
-
-def _died_with_head(name: str) -> NodeLost:
-    return NodeLost(
-        f"{name!r}: the head of the pool was killed while the call was on a node, so its value is lost; send it again, "
-        "or set retries=1 or more if it may run again",
-        node=0,
-    )
 
 
 def _travelling(received: Received) -> tuple[Blob, ...]:

@@ -33,7 +33,7 @@ from ..lender import command_to
 from ..link import NodeLink, Readable
 from ..ray.driving import DriverOrder, RayDriver
 from ..ray.links import RayWays
-from .client_calls import ClientCalls, HeldProgress
+from .client_calls import ClientCalls
 from .client_link import ClientLink
 from .door import LinkRefused, PassedEnds
 from .journal import HeadJournal
@@ -46,6 +46,7 @@ from .plain import dump_plain, load_plain
 from .references import ClientReferences
 from .relays import NoMachines, RelayedChannels, RelayedLines, RelayedMachines
 from .requests import Answer, Requests
+from .taken_up import held_by_nodes, take_up
 from .turns import ClientTurns
 
 _FIND_S = 30.0
@@ -224,21 +225,12 @@ class Head:
         with self._ledger:  # so that no frame of a node is handled before its task is known
             if machines := self._kept.state.get("machines"):
                 self.engine.use(load_plain(machines), self._machines)
-            held = self._held()
-            self._calls.go_on(self._unfinished, held)
+            held = held_by_nodes(self._ledger)
+            take_up(self._calls, self._unfinished, held)
             for number, progress in (held or {}).items():  # it was cancelled, cannot go on, or another task called it
                 grace = int(self._config.cancel_grace_s * 10)
                 self._ledger.tell(progress.node, FrameKind.CANCEL, number, lane=grace)
         self._unfinished = []
-
-    def _held(self) -> dict[int, HeldProgress] | None:
-        """Return the tasks that the nodes had from an earlier process of this head; None if a node did not say."""
-        held: dict[int, HeldProgress] = {}
-        told = {node: link.facts.pop("held", None) for node, link in self._ledger.links.items()}
-        for node, tasks in told.items():
-            for number, (first, credit, devices) in (tasks or {}).items():
-                held[int(number)] = HeldProgress(node, first, credit, None if devices is None else tuple(devices))
-        return None if None in told.values() else held
 
     def _settle(self, link: NodeLink, frames: Sequence[Frame]) -> None:
         """Tell an agent how many frames of its tasks are in the journal, or of no use to any head."""

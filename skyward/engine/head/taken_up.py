@@ -1,0 +1,119 @@
+"""Open calls of a killed head, as the next one goes on with them; `node.agent.held` has the rules.
+
+A running call goes on. A call that no node has begins: an outcome would be in the journal. The ranks of a gang died
+with their head, so it begins only if it has retries. All others fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ...calls.named_options import unpack_options
+from ...calls.options import CallOptions
+from ...errors import NodeLost, SkywardError
+from ...wire.payloads import Encoded
+from ..builder import PackedCall
+from ..ledger import Ledger
+from ..retries import RetriesLeft
+from ..tasks import Loss
+from .client_calls import ClientCalls
+from .kept_calls import CHUNK, KeptCall, KeptOrder
+from .messages import CallMessage, unpack_call
+
+
+class HeldProgress(NamedTuple):
+    """Task that a node has, as its agent tells the next head; see `node.agent.held`."""
+
+    node: int
+    first: int
+    """Number of the task's frames before those that the agent sends again."""
+    credit: int
+    """Items that it was granted."""
+    devices: tuple[int, ...] | None
+
+
+def held_by_nodes(ledger: Ledger) -> dict[int, HeldProgress] | None:
+    """Return the tasks that the nodes had from an earlier process of this head; None if a node did not say."""
+    held: dict[int, HeldProgress] = {}
+    told = {node: link.facts.pop("held", None) for node, link in ledger.links.items()}
+    for node, tasks in told.items():
+        for number, (first, credit, devices) in (tasks or {}).items():
+            held[int(number)] = HeldProgress(node, first, credit, None if devices is None else tuple(devices))
+    return None if None in told.values() else held
+
+
+def take_up(
+    client: ClientCalls, calls: Iterable[tuple[KeptCall, KeptOrder | None]], held: dict[int, HeldProgress] | None
+) -> None:
+    """Go on with the open calls of a killed head. Needs the ledger's lock.
+
+    Args:
+        client: Calls of the client.
+        calls: The open ones, with what they need to begin.
+        held: Tasks that the nodes have; None: nobody knows. Tasks that go on are taken out.
+    """
+    for call, order in calls:
+        if order is None or call.is_torn:
+            _fail(client, call)
+            continue
+        message, body = unpack_call(order.body)
+        options: CallOptions = unpack_options(message.options)
+        if call.left is not None:
+            options, message = call.left.options_of(options), message._replace(after_s=call.left.pause_s)
+        packed = PackedCall(message.name, order.function, Encoded(body, order.blobs), options)
+        progress = None if held is None else held.pop(call.number, None)
+        may_have_run = message.gang is not None or held is None
+        if progress is not None:
+            _go_on_with(client, call, message, packed, progress)
+        elif call.state == "waiting" or not may_have_run:
+            _begin_again(client, call, message, packed)
+        elif (left := _with_a_retry_less(message, options)) is not None:
+            client.retried(call.number, left)
+            _begin_again(client, call, message, packed._replace(options=left.options_of(options)))
+        else:
+            _fail(client, call)
+
+
+def _begin_again(client: ClientCalls, call: KeptCall, message: CallMessage, packed: PackedCall) -> None:
+    try:
+        client.begin(call.number, message, packed)
+    except SkywardError as error:
+        client.outcome(call.number, "error", error)
+
+
+def _go_on_with(
+    client: ClientCalls, call: KeptCall, message: CallMessage, packed: PackedCall, progress: HeldProgress
+) -> None:
+    """Go on with a call that a node has. Leave out the frames that the journal has."""
+    task = client.task(call.number, message, packed)
+    task.skip = max(0, call.count - progress.first)
+    client.engine.take_up(task, progress.node, message.nodes, progress.devices)
+    if call.form == "stream" and call.first > progress.credit:
+        client.engine.streams.grant(call.number, call.first - progress.credit)
+
+
+def _fail(client: ClientCalls, call: KeptCall) -> None:
+    if call.form == CHUNK:  # its map decides which of its calls run again
+        client.outcome(call.number, "lost", Loss(node=0, started=None, is_node=True))
+    else:
+        client.outcome(call.number, "error", _lost_with_head(call.name))
+
+
+def _with_a_retry_less(message: CallMessage, options: CallOptions) -> RetriesLeft | None:
+    """Return the retries of a call that was lost with its head, one less than before; None if none is left."""
+    if message.handles_loss or not message.may_move:
+        return None
+    left = RetriesLeft.of(options)
+    for name in ("retries_on_loss", "retries", "max_restarts"):
+        if (count := getattr(left, name)) > 0:
+            return left._replace(**{name: count - 1})
+    return None
+
+
+def _lost_with_head(name: str) -> NodeLost:
+    return NodeLost(
+        f"{name!r}: the head of the pool was killed while the call was on a node, so its value is lost; send it again, "
+        "or set retries=1 or more if it may run again",
+        node=0,
+    )
