@@ -72,7 +72,7 @@ def together(*functions: Callable[[], object]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(220)
         assert not thread.is_alive()
     if errors:
         raise errors[0]

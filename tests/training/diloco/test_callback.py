@@ -131,7 +131,7 @@ ours(Path(sys.argv[1]), joining(sys.argv[2]), Dies())
 
     def train_and_die(folder: Path, server: DiLoCoServer) -> None:
         command = [sys.executable, "-c", code, str(folder), server.address]
-        assert subprocess.run(command, cwd=ROOT, timeout=120, check=False).returncode == -signal.SIGKILL
+        assert subprocess.run(command, cwd=ROOT, timeout=200, check=False).returncode == -signal.SIGKILL
         ends.append(state_of(ours(folder, joining(server), resume=True)))
 
     def train_through(folder: Path, server: DiLoCoServer) -> None:
