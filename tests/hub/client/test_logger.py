@@ -22,7 +22,7 @@ from tests.training.checkpoint.crew import WARM, warm_process
 from tests.training.frameworks import same_records
 
 from .small_hub import TOKEN, SmallHub, small_hub
-from .training import train
+from .training import train, train_rank
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`isinstance.treespec:FutureWarning"),  # Lightning uses what torch gives up
@@ -216,28 +216,10 @@ def test_bad_arguments_are_named() -> None:
 # Two ranks ------------------------------------------------------------------------------------------------------------
 
 
-def _rank(rank: int, meeting: str, folder: Path, answers: Any) -> None:
-    import torch
-    import torch.distributed as dist
-
-    from skyward.training import DDPTrainer, DDPTrainingArguments
-
-    torch.set_num_threads(1)
-    os.environ["LOCAL_RANK"] = str(rank)
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
-    args = DDPTrainingArguments(
-        output_dir=folder, max_steps=4, per_device_train_batch_size=2, logging_steps=1, use_cpu=True, save_steps=100
-    )
-    logger = HubLogger(run_name="two ranks")
-    DDPTrainer(same_records.Line(), args, train_dataset=same_records.rows(), callbacks=[logger]).train()
-    answers.put((rank, logger.run_id))
-    dist.destroy_process_group()
-
-
 def test_rank_0_logs_and_each_rank_reports_its_load(server: SmallHub, tmp_path: Path) -> None:
     answers = WARM.Queue()
     meeting = f"file://{tmp_path}/meeting"
-    ranks = [warm_process(_rank, rank, meeting, tmp_path / "out", answers) for rank in range(2)]
+    ranks = [warm_process(train_rank, rank, meeting, tmp_path / "out", answers) for rank in range(2)]
     for process in ranks:
         process.start()
     told = dict(answers.get(timeout=100) for _ in range(2))

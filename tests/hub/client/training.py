@@ -72,6 +72,25 @@ def with_keras(folder: Path) -> None:
     model.fit(x, y, callbacks=[ours], verbose=0, validation_data=(x, y), batch_size=2, epochs=2, shuffle=False)
 
 
+def train_rank(rank: int, meeting: str, folder: Path, answers: Any) -> None:
+    """Train one of two ranks. This module imports no framework's callbacks, which takes three seconds for each rank."""
+    import torch
+    import torch.distributed as dist
+
+    from skyward.training import DDPTrainer, DDPTrainingArguments
+
+    torch.set_num_threads(1)
+    os.environ["LOCAL_RANK"] = str(rank)
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+    args = DDPTrainingArguments(
+        output_dir=folder, max_steps=4, per_device_train_batch_size=2, logging_steps=1, use_cpu=True, save_steps=100
+    )
+    logger = HubLogger(run_name="two ranks")
+    DDPTrainer(same_records.Line(), args, train_dataset=same_records.rows(), callbacks=[logger]).train()
+    answers.put((rank, logger.run_id))
+    dist.destroy_process_group()
+
+
 def leave_imports_alone() -> None:
     """Look for garbage again, except among what was imported."""
     gc.enable()
