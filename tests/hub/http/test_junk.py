@@ -53,19 +53,11 @@ VALUES: tuple[Any, ...] = (
     {"\0": "\0"},
     ["x"] * 1500,
 )
-FOR_DATABASES = (
-    "",
-    "\0",
-    "'; DROP TABLE run; --",
-    '"`%_\\',
-    str(2**63),
-    2**31,
-    2**63,
-    -(2**63) - 1,
-    10**30,
-    {"\0": "\0"},
+FOR_DATABASES: tuple[Any, ...] = (
+    *("", "\0", "\ud800", "x" * 20_000, "'; DROP TABLE run; --", '"`%_\\', "\u202e\U0001f4a5", str(2**63)),
+    *(True, 1.5, 2**31, 2**63, -(2**63) - 1, 10**30, {"\0": "\0"}),
 )
-"""Junk that databases may take differently: characters, lengths and sizes. SQLite gets all other junk alone."""
+"""Junk that databases may take differently: characters, lengths, types and sizes. SQLite alone gets the rest."""
 LEAK = re.compile(
     r"SELECT |INSERT |UPDATE .* SET|sqlite|psycopg|sqlalchemy|Traceback|File \"|\.py\b|hub\.db|0x[0-9a-f]{8}"
 )
@@ -80,6 +72,11 @@ def served(database_url: str, tmp_path: Path) -> Iterator[HubServer]:
     )
     with HubServer(tmp_path, settings=settings) as server:
         yield server
+
+
+@pytest.fixture
+def junk(database_url: str) -> Sequence[Any]:
+    return VALUES if database_url.startswith("sqlite") else FOR_DATABASES
 
 
 def mutations(sample: Sample, junk: Sequence[Any]) -> Iterator[tuple[str, dict[str, Any], Any]]:
@@ -146,9 +143,8 @@ def is_destructive(sample: Sample) -> bool:
 
 
 def test_junk_is_refused_in_words(
-    served: HubServer, database_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    served: HubServer, junk: Sequence[Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    junk = VALUES if database_url.startswith("sqlite") else FOR_DATABASES
     caplog.set_level(logging.WARNING, "skyward.hub")
     found: list[str] = []
     with httpx.Client(base_url=served.url, headers=served.headers, timeout=60) as client:
@@ -177,11 +173,11 @@ RECORDS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def wrong_records() -> Iterator[list[Any]]:
+def wrong_records(junk: Sequence[Any]) -> Iterator[list[Any]]:
     """Yield records that are legal except for one part."""
     for kind, parts in RECORDS.items():
         for number, part in enumerate(parts):
-            for value in VALUES:
+            for value in junk:
                 yield [kind, *parts[:number], value, *parts[number + 1 :]]
                 if isinstance(part, dict):
                     yield [kind, {**part, "other": value}]
@@ -193,15 +189,17 @@ def wrong_records() -> Iterator[list[Any]]:
         yield [kind, *parts, "more"]
 
 
-def first_records() -> Iterator[list[Any]]:
+def first_records(junk: Sequence[Any]) -> Iterator[list[Any]]:
     yield ["run"]
-    for value in VALUES:
+    for value in junk:
         yield ["run", value]
         for name in ("experiment", "name", "user", "started_at", "tags", "parent"):
             yield ["run", {name: value}]
 
 
-def test_record_of_junk_holds_nobody_up(served: HubServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_record_of_junk_holds_nobody_up(
+    served: HubServer, junk: Sequence[Any], caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.WARNING, "skyward.hub")
     run = "e" * 32
     wrong: list[str] = []
@@ -215,12 +213,12 @@ def test_record_of_junk_holds_nobody_up(served: HubServer, caplog: pytest.LogCap
 
         send(1, ["run", {"experiment": "junk"}]).raise_for_status()
         number = 2
-        for record in wrong_records():
+        for record in wrong_records(junk):
             answer = send(number, record, ["m", number, 1, {"number": number}])
             if not answer.is_success and "not JSON" not in answer.text:
                 wrong.append(f"{str(record)[:300]}: {answer.status_code} {answer.text[:300]}")
             number += 2 * answer.is_success
-        for index, record in enumerate(first_records()):
+        for index, record in enumerate(first_records(junk)):
             batch = {"client": "c", "first": 1, "records": [record]}
             answer = client.post(f"/v1/runs/{index:032x}/batches", content=json.dumps(batch))
             if answer.is_server_error:
