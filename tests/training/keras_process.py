@@ -16,12 +16,12 @@ ROOT = Path(__file__).parents[2]
 WARNINGS = ("-W", "error", "-W", "ignore:__array__ implementation:DeprecationWarning")
 
 
-def found_by(script: str | Path, backend: str, *, with_all_installed: bool = False) -> tuple[Any, str]:
+def found_by(script: str | Path, backend: str) -> tuple[Any, str]:
     """Run a script that prints FOUND and JSON. Returns that JSON, and all output.
 
-    Keras is that of `LEAN`, which imports less, but not `with_all_installed`.
+    Keras is that of `LEAN`, which imports less. Examples 22 and 34 run it with all that is installed.
     """
-    path = os.pathsep.join(map(str, [*([] if with_all_installed else [LEAN]), ROOT]))
+    path = os.pathsep.join(map(str, [LEAN, ROOT]))
     chosen = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": backend}
     command = [sys.executable, *WARNINGS, script]
     environment = {**os.environ, **chosen}
