@@ -29,7 +29,7 @@ from tests.waiting import until
 NODES = 2
 WEIGHTS = {"kill slot": 6, "kill zygote": 2, "kill agent": 2, "kill watchdog": 2, "kill newborn": 1, "pause agent": 2}
 """A pool replaces at most 16 nodes, so faults that end one are rarer and a schedule is short."""
-ROUND_S = 12.0
+ROUND_S = 9.0
 PAUSE_S = 0.6
 
 

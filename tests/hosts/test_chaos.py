@@ -29,7 +29,7 @@ WEIGHTS = {
     "kill master": 2,
     "cut cable": 2,
 }
-ROUND_S = 20.0
+ROUND_S = 14.0
 PAUSE_S = 1.0
 
 

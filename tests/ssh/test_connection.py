@@ -118,12 +118,12 @@ def test_killing_argv_ends_the_remote_commands_input(connection: Connection, tmp
     until((tmp_path / "ended").exists)
 
 
-def test_twenty_channels_can_be_open_at_once(connection: Connection) -> None:
+def test_twelve_channels_can_be_open_at_once(connection: Connection) -> None:
     """More than sshd's ten sessions for each connection."""
     with contextlib.ExitStack() as stack:
         processes = [
             stack.enter_context(subprocess.Popen(connection.argv("cat"), stdin=subprocess.PIPE, stdout=subprocess.PIPE))
-            for _ in range(20)
+            for _ in range(12)
         ]
         for number, process in enumerate(processes):
             assert process.stdin is not None
