@@ -125,7 +125,7 @@ def _in_order(snapshot: JobsSnapshot, now: float, *, reserves: bool) -> Made:
     for job in sorted(snapshot.waiting, key=lambda job: job.order):
         if place := room.place(job):
             placements.append(JobPlacement(job=job.id, machines=FLOOR.name, nodes=place[0]))
-        elif reserves and room.reservation is None:
+        elif reserves and not room.reservations:
             room.reserve(job)
     return tuple(placements), frozenset()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,6 +28,9 @@ from .values import (
 )
 from .victims import choose, may_leave
 
+_AHEAD = 0.5
+"""Share by which a gang's project may be ahead of the lowest and still take turns by age: half of the machines."""
+
 
 def decide(snapshot: JobsSnapshot, now: float) -> Decisions:
     """Decide what should happen now.
@@ -35,6 +39,9 @@ def decide(snapshot: JobsSnapshot, now: float) -> Decisions:
     may displace others: of its own project with a lower priority, or those that hold what is not theirs. If it still
     does not fit, and is the first for its machines, it reserves the earliest time at which it will. Later jobs pass it
     only if they end before that time, leave its machines alone, or may be told to make way for it.
+
+    With fair shares, large gangs take turns by age, one of each project and two at once, in front of the others. By the
+    shares alone, the small jobs of a project would pass its gang again and again, because they fit where it does not.
 
     Args:
         snapshot: Machines, jobs that wait, and jobs that run.
@@ -106,19 +113,23 @@ class _Decision:
         self._leaving: set[str] = set()  # victims of this decision
         self._heads: dict[str, HubJob] = {}  # id -> a job with a reservation
         self._waits: list[_Wait] = []
+        highest: dict[str, Priority] = {}
+        for job in snapshot.waiting:
+            highest[job.project] = max(job.priority, highest.get(job.project, Priority.LOW))
+        self._first = [job for job in snapshot.waiting if job.priority >= highest[job.project]]  # of each project
 
     def made(self) -> Decisions:
-        kept = self._kept_turns()
-        for job in kept:
-            self._consider(job)
-        turns = {job.id for job in kept}
+        turns: set[str] = set()
+        for job in itertools.chain(self._kept_turns(), self._turns_by_age()):
+            if job.id not in turns:
+                turns.add(job.id)
+                self._consider(job)
         for job in self._in_order([job for job in self._snapshot.waiting if job.id not in turns]):
             self._consider(job)
         ends = (end for end in overdue(self._snapshot, self._limits, self._now) if end.job not in self._leaving)
-        reservations = (room.reservation for room in self._rooms.values())
         return Decisions(
             placements=tuple(self._placements),
-            reservations=tuple(reservation for reservation in reservations if reservation),
+            reservations=tuple(reservation for room in self._rooms.values() for reservation in room.reservations),
             ends=tuple(ends),
             waiting=dict(self._reasons()) | self._served(),
             stranded=tuple(self._stranded()),
@@ -126,12 +137,22 @@ class _Decision:
 
     def _kept_turns(self) -> list[HubJob]:
         """Return the jobs that had a reservation, unless their project has a job of higher priority by now."""
-        waiting = self._snapshot.waiting
-        highest: dict[str, Priority] = {}
-        for job in waiting:
-            highest[job.project] = max(job.priority, highest.get(job.project, Priority.LOW))
-        reserved = [job for job in waiting if job.id in self._snapshot.reserved]
-        return self._sorted([job for job in reserved if job.priority >= highest[job.project]])
+        return self._sorted([job for job in self._first if job.id in self._snapshot.reserved])
+
+    def _turns_by_age(self) -> Iterator[HubJob]:
+        """Yield large gangs whose turn it is by age. A project that is far ahead of another waits for its share."""
+        if self._policy.name is not PolicyName.FAIR_SHARE:
+            return
+        rooms = self._rooms.values()
+        gangs = [job for job in self._first if job.shape.nodes > 1 and any(room.is_large(job) for room in rooms)]
+        projects = {job.project for job in self._first}
+        for job in sorted(gangs, key=attrgetter("order", "id")):
+            if not any(room.can_reserve(job) for room in rooms):
+                continue
+            if not any(room.is_large(job) and room.can_reserve(job) for room in self._line(job).usable):
+                continue
+            if self._share(job.project).value <= _AHEAD + min(self._share(project).value for project in projects):
+                yield job
 
     def _in_order(self, jobs: Sequence[HubJob]) -> Iterator[HubJob]:
         """Yield the waiting jobs in the order of the policy. Shares change while jobs are placed."""
@@ -191,9 +212,9 @@ class _Decision:
 
     def _may_borrow(self, job: HubJob, room: Room) -> bool:
         """Return whether the job may use reserved machines: it can make way, and ranks no higher than their job."""
-        if not (job.is_preemptible and room.reservation):
+        if not (job.is_preemptible and room.reservations):
             return False
-        return job.priority <= self._heads[room.reservation.job].priority
+        return all(job.priority <= self._heads[reservation.job].priority for reservation in room.reservations)
 
     def _displace(self, job: HubJob, line: _Line) -> bool:
         """Make others leave for the job. Its like would find the same victims, so one of them looks."""
@@ -217,7 +238,7 @@ class _Decision:
     def _may_displace(self, job: HubJob, victim: JobAttempt, room: Room) -> bool:
         if victim.job.id in self._leaving or victim.job.priority > job.priority:
             return False
-        if victim.on_loan and not room.ahead:
+        if victim.on_loan and (not room.ahead or job.id in self._snapshot.reserved):
             return True
         is_lower = victim.job.priority < job.priority and self._policy.name is not PolicyName.FIFO
         if is_lower and (victim.job.project == job.project or self._policy.name is PolicyName.PRIORITY):
@@ -256,7 +277,7 @@ class _Decision:
         for room in line.rooms:
             ahead = max(ahead, room.ahead)
             room.ahead += not limit
-        unreserved = [room for room in line.usable if room.reservation is None] if line.usable else []
+        unreserved = [room for room in line.usable if room.can_reserve(job)]
         line.usable = unreserved
         if unreserved and not limit and not self._refusal(job, line):
             first = min(unreserved, key=lambda room: (room.earliest(job)[0], room.machines.name))

@@ -10,6 +10,11 @@ from .values import AttemptState, HubJob, JobAttempt, MachineSet, Reservation, S
 
 _OVERDUE_S = 60.0
 """Time for which an attempt that should have ended is expected to hold its machines."""
+_LARGE = 4
+"""A gang is large if it takes at least this part of a set: one node in four."""
+_TURNS_OF_LARGE, _TURNS_OF_OTHERS = 2, 1
+"""Reservations at once. Large gangs of two projects drain different nodes, so the second loses no time while the first
+waits. With both for one project, Jain's index of the simulated services was 0.96, not 0.98."""
 
 
 class Room:
@@ -24,7 +29,7 @@ class Room:
     Attributes:
         free: Free devices of each node.
         ahead: Jobs that wait for these machines, as far as they were looked at.
-        reservation: The reservation on these machines, if a job has one.
+        reservations: Reservations on these machines, each on nodes of its own.
 
     Example:
         >>> from skyward.hub.schedule import HubJob, MachineSet, Shape
@@ -44,8 +49,9 @@ class Room:
         count = max([machines.nodes, *(node + 1 for attempt in attempts for node in attempt.nodes)])
         self.usable = [node < machines.most_nodes and node not in machines.down for node in range(count)]
         self.free = [0] * count
-        self.reservation: Reservation | None = None
-        self._reserved_each = 0
+        self.reservations: list[Reservation] = []
+        self._large_turns: list[str] = []  # project of each large gang with a reservation
+        self._reserved: dict[int, tuple[float, int]] = {}  # node -> when its job begins, and the devices that it takes
         self._spare: dict[int, int] = {}  # reserved node -> devices that its job leaves to others
         self._attempts = {attempt.job.id: attempt for attempt in attempts}
         self._on: list[list[str]] = [[] for _ in range(count)]  # node -> jobs that hold it
@@ -93,12 +99,13 @@ class Room:
             self._fill(node)
 
     def earliest(self, job: HubJob) -> tuple[float, tuple[int, ...]]:
-        """Return the time at which the job fits at the latest, and the nodes that are free then.
+        """Return the time at which the job fits at the latest, and the nodes that are free and unreserved then.
 
-        The set must have as many usable nodes; `could_hold` says so.
+        The set must have as many of these nodes; `could_hold` and `can_reserve` say so.
         """
         each = job.shape.on_each(self.machines)
-        times = [(self._free_at(node, each), node) for node, can in enumerate(self.usable) if can]
+        nodes = [node for node, can in enumerate(self.usable) if can and node not in self._reserved]
+        times = [(self._free_at(node, each), node) for node in nodes]
         chosen = nsmallest(job.shape.nodes, times)
         return max(chosen[-1][0], self.machines.full_until), tuple(sorted(node for _, node in chosen))
 
@@ -106,13 +113,29 @@ class Room:
         """Return whether enough nodes are usable, busy or not."""
         return sum(self.usable) >= job.shape.nodes
 
+    def is_large(self, job: HubJob) -> bool:
+        """Return whether the job is a gang that takes a large part of the set."""
+        return job.shape.nodes > 1 and job.shape.nodes * _LARGE >= self.machines.most_nodes
+
+    def can_reserve(self, job: HubJob) -> bool:
+        """Return whether the job can have a reservation beside those of the jobs before it."""
+        if sum(self.usable) - len(self._reserved) < job.shape.nodes:
+            return False
+        if self.is_large(job):
+            return len(self._large_turns) < _TURNS_OF_LARGE and job.project not in self._large_turns
+        return len(self.reservations) - len(self._large_turns) < _TURNS_OF_OTHERS
+
     def reserve(self, job: HubJob) -> Reservation:
         """Reserve the earliest machines for the job. Later jobs are placed around them."""
         at, nodes = self.earliest(job)
-        self.reservation = Reservation(job=job.id, machines=self.machines.name, nodes=nodes, at=at)
-        self._reserved_each = job.shape.on_each(self.machines)
-        self._spare = {node: self._spared(node, at) for node in nodes}
-        return self.reservation
+        reservation = Reservation(job=job.id, machines=self.machines.name, nodes=nodes, at=at)
+        self.reservations.append(reservation)
+        if self.is_large(job):
+            self._large_turns.append(job.project)
+        for node in nodes:
+            self._reserved[node] = (at, job.shape.on_each(self.machines))
+            self._spare[node] = self._spared(node)
+        return reservation
 
     def allows(self, node: int, each: int, ends_at: float) -> bool:
         """Return whether a job that ends then may use `each` devices of the node, if they were free."""
@@ -130,10 +153,7 @@ class Room:
 
     def _is_reserved(self, node: int, each: int, ends_at: float) -> bool:
         spare = self._spare.get(node)
-        return spare is not None and spare < each and self._outlasts(ends_at)
-
-    def _outlasts(self, ends_at: float) -> bool:
-        return self.reservation is not None and ends_at > self.reservation.at
+        return spare is not None and spare < each and ends_at > self._reserved[node][0]
 
     def _strangeness(self, node: int, job: HubJob) -> int:
         """Rank nodes: first an idle machine that is kept for such a job, last one that is kept for others."""
@@ -182,13 +202,14 @@ class Room:
             if surplus := attempt.job.shape.on_each(self.machines) - pledged.get(attempt.job.id, 0):
                 leaving.append((self._leaves_at(attempt), surplus))
         self.free[node], self._leaving[node] = free, leaving
-        if self.reservation and node in self._spare:
-            self._spare[node] = self._spared(node, self.reservation.at)
+        if node in self._reserved:
+            self._spare[node] = self._spared(node)
 
-    def _spared(self, node: int, at: float) -> int:
+    def _spared(self, node: int) -> int:
         """Return the devices of a reserved node that its job leaves to others."""
+        at, each = self._reserved[node]
         free = self.free[node] + sum(devices for leaves, devices in self._leaving[node] if leaves <= at)
-        return max(0, free - self._reserved_each)
+        return max(0, free - each)
 
     def _leaves_at(self, attempt: JobAttempt) -> float:
         if attempt.on_loan:  # it leaves as soon as the job that it passed could begin

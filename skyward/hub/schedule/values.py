@@ -417,7 +417,7 @@ class Decisions:
 
     Args:
         placements: Jobs that get machines, in the order in which they were chosen.
-        reservations: Reservations, at most one for each set.
+        reservations: Reservations: for each set at most two of large gangs, and one of another job.
         ends: Attempts that must end.
         waiting: Id of each job that still waits -> why.
         stranded: Sets with too many stranded devices.

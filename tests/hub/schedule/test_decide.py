@@ -151,12 +151,31 @@ def test_the_project_with_the_lowest_share_takes_the_next_turn() -> None:
 
 
 def test_past_use_and_weights_count_in_shares() -> None:
-    waiting = (job("v", nodes=4, project="vision", order=1), job("n", nodes=4, project="nlp", order=2))
+    node = replace(LAB, nodes=1)
+    waiting = (job("v", project="vision", order=1), job("n", project="nlp", order=2))
     used = ProjectState(name="vision", used={"A100": 32 * 86_400.0})
-    assert list(placed(JobsSnapshot(machines=(LAB,), projects=(used,), waiting=waiting))) == ["n"]
+    assert list(placed(JobsSnapshot(machines=(node,), projects=(used,), waiting=waiting))) == ["n"]
     heavy = replace(used, weight=100.0)
     light = ProjectState(name="nlp", used={"A100": 86_400.0})
-    assert list(placed(JobsSnapshot(machines=(LAB,), projects=(heavy, light), waiting=waiting))) == ["v"]
+    assert list(placed(JobsSnapshot(machines=(node,), projects=(heavy, light), waiting=waiting))) == ["v"]
+
+
+def test_large_gangs_take_turns_by_age_unless_their_project_is_far_ahead() -> None:
+    small = job("small", project="nlp", order=1)
+    gangs = (job("v", nodes=3, project="vision", order=2), job("n", nodes=3, project="nlp", order=3))
+    used = ProjectState(name="vision", used={"A100": 32 * 86_400.0})  # a tenth of the machines, lately
+    snapshot = JobsSnapshot(machines=(LAB,), projects=(used,), waiting=(small, *gangs))
+    assert list(placed(snapshot)) == ["v", "small"]
+    far_ahead = replace(used, used={"A100": 10 * used.used["A100"]})
+    assert list(placed(replace(snapshot, projects=(far_ahead,)))) == ["n", "small"]
+
+
+def test_large_gangs_of_two_projects_reserve_nodes_of_their_own() -> None:
+    busy = [running(job(f"busy-{node}", hours=node + 1), node) for node in range(4)]
+    projects = {"a": "vision", "b": "vision", "c": "speech", "d": "robots"}
+    waiting = tuple(job(name, nodes=2, order=at, project=of) for at, (name, of) in enumerate(projects.items()))
+    made = decide(JobsSnapshot(machines=(LAB,), waiting=waiting, attempts=tuple(busy)), NOW)
+    assert [(one.job, one.nodes) for one in made.reservations] == [("a", (0, 1)), ("c", (2, 3))]
 
 
 @pytest.mark.parametrize(("policy", "first"), [(PolicyName.FIFO, "early"), (PolicyName.PRIORITY, "urgent")])
