@@ -48,12 +48,17 @@ def worlds_and_workers() -> tuple[int, int, int]:
     return *worlds(), int(strategy.reduce("SUM", ones, axis=None))
 
 
-@pytest.mark.parametrize("order", ["torch, jax", "jax, torch"])
-def test_torch_and_jax_meet_side_by_side(pool: ComputePool, order: str) -> None:
-    decorated: Callable[[], Any] = worlds
-    for name in reversed(order.split(", ")):
-        decorated = getattr(sky.integrations, name)(decorated)
+def test_torch_and_jax_meet_side_by_side(pool: ComputePool) -> None:
+    decorated = sky.integrations.torch(sky.integrations.jax(worlds))
     assert sky.compute(decorated)() @ pool == [(2, 2), (2, 2)]
+
+
+def test_jax_and_torch_meet_side_by_side(pool: ComputePool) -> None:
+    """Both ranks are on one node, because each node imports both frameworks for each order."""
+    inner = sky.integrations.torch(processes_per_node=2)(worlds)
+    decorated: Callable[[], Any] = sky.integrations.jax(processes_per_node=2, returns="ranks")(inner)
+    ranks: Any = sky.compute(decorated)() >> pool
+    assert ranks == [(2, 2), (2, 2)]
 
 
 @pytest.mark.slow
