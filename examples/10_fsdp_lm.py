@@ -69,14 +69,16 @@ def pretrain(steps: int) -> dict[str, torch.Tensor]:
 def fine_tune(weights: dict[str, torch.Tensor], steps: int) -> tuple[dict[str, torch.Tensor], float, float, float]:
     import torch.distributed as dist
     from torch.distributed.checkpoint import state_dict as states
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"  # "cuda" is the rank's own GPU
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"  # the rank's own GPU; gloo shards on the CPU
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
     with torch.device("meta"):  # shapes only: no rank ever makes room for the whole model
         model = LanguageModel()
     for layer in model.layers:
-        fully_shard(layer)  # gathered when it is its turn, and let go again
-    fully_shard(model)
+        fully_shard(layer, mesh=mesh)  # gathered when it is its turn, and let go again
+    fully_shard(model, mesh=mesh)
     model.to_empty(device=device)
     options = states.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, cpu_offload=True)
     states.set_model_state_dict(model, weights, options=options)
