@@ -292,6 +292,13 @@ class DeltaExchange:
         with self._lock:
             return None if self._saves is None or self._tensors is None else self._write(self._saves)
 
+    def close(self) -> None:
+        """Discard the deltas of the open round, whose workers send them again to the next server."""
+        with self._lock:
+            for file in self._deltas.values():
+                file.close()
+            self._deltas.clear()
+
     # Internals, with the lock held ------------------------------------------------------------------------------------
 
     def _standing(self, worker: str) -> Standing:

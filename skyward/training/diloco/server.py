@@ -174,6 +174,8 @@ class DiLoCoServer:
             self._exchange.save()
         except (SkywardError, OSError) as error:
             _log.error("the last state could not be saved: %s", error)
+        finally:
+            self._exchange.close()
 
     def wait(self) -> None:
         """Return when an operator asks the server to stop (`skyward diloco stop`), or another thread calls `stop`."""

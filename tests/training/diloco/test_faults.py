@@ -155,6 +155,8 @@ def test_fewer_workers_than_min_workers_end_no_round(caplog: pytest.LogCaptureFi
         assert server.status()["round"] == 0
         train(server, make_model(), "other", 3)
         assert server.status()["round"] == 1
+        until(lone.force_sync)  # the answer that it did not wait for
+        assert not lone.force_sync()  # this delta waits when the server stops, and leaves no file open
 
 
 def test_a_worker_that_is_evicted_keeps_its_delta_for_its_round() -> None:
@@ -204,7 +206,7 @@ def test_a_worker_that_was_stopped_for_two_rounds_goes_on_from_those_of_the_othe
     """The round loses its own inner steps, and none of them counts in a later one."""
     model = make_model()
     with (
-        serving(make_model(), num_workers=2, heartbeat_timeout=2.0) as server,
+        serving(make_model(), heartbeat_timeout=2.0) as server,
         subprocess.Popen(
             [sys.executable, "-c", STOPPED_WORKER, server.address],
             cwd=ROOT,
