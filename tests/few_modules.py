@@ -36,7 +36,7 @@ def few_modules(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def lean_frameworks() -> Iterator[None]:
-    """Let the nodes of pools on this machine find the frameworks of `LEAN`."""
+    """Let nodes and workers that start on this machine find the frameworks of `LEAN`."""
     sys.path.insert(0, str(LEAN))
     yield
     sys.path.remove(str(LEAN))

@@ -10,6 +10,7 @@ import pytest
 import skyward as sky
 from skyward.training.evaluation import Timeline
 from skyward.training.sakura import SakuraHFCallback
+from tests.few_modules import lean_frameworks
 from tests.training.frameworks.hf.test_evaluation import Inline, trainer
 from tests.training.frameworks.lightning.test_evaluation import Line as LightningLine
 from tests.training.frameworks.lightning.test_evaluation import beside, loader
@@ -58,6 +59,7 @@ def test_hf_with_peft_evaluates_in_another_process(tmp_path: Path) -> None:
 
 def test_lightning_evaluates_in_another_process(tmp_path: Path) -> None:
     here = beside(tmp_path, LightningLine(), val_loader=loader())
-    there: Any = beside(tmp_path, LightningLine(), val_loader=loader(), val_compute="subprocess")
+    with lean_frameworks():
+        there: Any = beside(tmp_path, LightningLine(), val_loader=loader(), val_compute="subprocess")
     assert [record.metrics for record in there.records] == [record.metrics for record in here.records]
     assert {row["worker_name"] for row in there.history} == {"subprocess"}
