@@ -48,7 +48,7 @@ def train(server: str, token: str, folder: str) -> tuple[int, float, float]:
     trainer.train()
     logs = [record for record in trainer.state.log_history if "diloco/sync_count" in record]
     sent = sum(record["diloco/last_send_mb"] for record in logs)
-    accuracy = (model(torch.tensor(x_test)).argmax(1) == torch.tensor(y_test)).double().mean()
+    accuracy = (model.cpu()(torch.tensor(x_test)).argmax(1) == torch.tensor(y_test)).double().mean()
     return logs[-1]["diloco/sync_count"], sent, accuracy.item()
 
 

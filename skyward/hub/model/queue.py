@@ -58,7 +58,7 @@ class SetPlan:
 
     Attributes:
         stranded: Idle devices that a waiting job could use if they were on fewer nodes.
-        spans: Devices in use, and the reservation if there is one.
+        spans: Devices in use, and reservations.
     """
 
     spec: MachineSetSpec
