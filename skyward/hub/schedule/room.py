@@ -118,12 +118,21 @@ class Room:
         return job.shape.nodes > 1 and job.shape.nodes * _LARGE >= self.machines.most_nodes
 
     def can_reserve(self, job: HubJob) -> bool:
-        """Return whether the job can have a reservation beside those of the jobs before it."""
-        if sum(self.usable) - len(self._reserved) < job.shape.nodes:
+        """Return whether the job can have a reservation beside those of the jobs before it.
+
+        A second large gang leaves room for a job that is none, until that has a reservation too.
+        """
+        left = sum(self.usable) - len(self._reserved) - job.shape.nodes
+        if left < 0:
             return False
-        if self.is_large(job):
-            return len(self._large_turns) < _TURNS_OF_LARGE and job.project not in self._large_turns
-        return len(self.reservations) - len(self._large_turns) < _TURNS_OF_OTHERS
+        others = len(self.reservations) - len(self._large_turns)
+        if not self.is_large(job):
+            return others < _TURNS_OF_OTHERS
+        if not self._large_turns:
+            return True
+        if len(self._large_turns) == _TURNS_OF_LARGE or job.project in self._large_turns:
+            return False
+        return others == _TURNS_OF_OTHERS or left * _LARGE >= self.machines.most_nodes
 
     def reserve(self, job: HubJob) -> Reservation:
         """Reserve the earliest machines for the job. Later jobs are placed around them."""

@@ -171,11 +171,22 @@ def test_large_gangs_take_turns_by_age_unless_their_project_is_far_ahead() -> No
 
 
 def test_large_gangs_of_two_projects_reserve_nodes_of_their_own() -> None:
-    busy = [running(job(f"busy-{node}", hours=node + 1), node) for node in range(4)]
+    lab = replace(LAB, nodes=8)
+    busy = tuple(running(job(f"busy-{node}", hours=node + 1), node) for node in range(8))
     projects = {"a": "vision", "b": "vision", "c": "speech", "d": "robots"}
-    waiting = tuple(job(name, nodes=2, order=at, project=of) for at, (name, of) in enumerate(projects.items()))
-    made = decide(JobsSnapshot(machines=(LAB,), waiting=waiting, attempts=tuple(busy)), NOW)
-    assert [(one.job, one.nodes) for one in made.reservations] == [("a", (0, 1)), ("c", (2, 3))]
+    waiting = tuple(job(name, nodes=3, order=at, project=of) for at, (name, of) in enumerate(projects.items()))
+    made = decide(JobsSnapshot(machines=(lab,), waiting=waiting, attempts=busy), NOW)
+    assert [(one.job, one.nodes) for one in made.reservations] == [("a", (0, 1, 2)), ("c", (3, 4, 5))]
+
+
+def test_large_gangs_leave_room_for_the_reservation_of_another_job() -> None:
+    """Otherwise gangs of two projects could hold all reservations for good, one after the other."""
+    lab = replace(LAB, nodes=8)
+    busy = tuple(running(job(f"busy-{node}", hours=node + 1), node) for node in range(8))
+    gangs = (job("a", nodes=4, order=1, project="vision"), job("b", nodes=4, order=2, project="speech"))
+    small = job("small", order=3, project="robots")
+    made = decide(JobsSnapshot(machines=(lab,), waiting=(*gangs, small), attempts=busy), NOW)
+    assert [(one.job, one.nodes) for one in made.reservations] == [("a", (0, 1, 2, 3)), ("small", (4,))]
 
 
 @pytest.mark.parametrize(("policy", "first"), [(PolicyName.FIFO, "early"), (PolicyName.PRIORITY, "urgent")])
