@@ -21,7 +21,7 @@ from skyward.errors import UsageError
 from skyward.shared.messages import OK, REFUSED, StoreRequest
 from skyward.shared.store import Store
 from skyward.wire.blobs import Blob
-from skyward.wire.frames import FrameKind
+from skyward.wire.frames import KEPT, FrameKind
 from skyward.wire.payloads import Encoded
 from skyward.wire.stream import StreamChannel
 from tests.waiting import open_files
@@ -174,6 +174,28 @@ def test_another_process_goes_on_with_the_calls_of_a_killed_one(tmp_path: Path) 
             again.follow(call, link)  # type: ignore[arg-type]
         sent, item, value = (FrameKind.SENT, b""), (FrameKind.ITEM, b"\2"), (FrameKind.RESULT, b"value")
         assert link.sent == [sent, value, sent, item, sent]
+
+
+def test_a_call_whose_values_stayed_on_nodes_ends_with_its_head(tmp_path: Path) -> None:
+    """Its items must not go missing without a word. Small values are in the frames themselves."""
+    calls = KeptCalls(HeadJournal(str(tmp_path)))
+    for number, form in ((2, "stream"), (4, "stream"), (6, "value"), (8, "value")):
+        calls.add(KeptCall(number=number, name=f"call{number}", form=form), an_order(b"argument"))
+        calls.passes(number, KeptFrame(FrameKind.SENT))
+    for number in (2, 6):
+        calls.passes(number, KeptFrame(FrameKind.HELD, b"places"))
+    for number in (2, 4):
+        calls.passes(number, KeptFrame(FrameKind.ITEM, b"item", flags=KEPT))
+    for number in (6, 8):
+        calls.passes(number, KeptFrame(FrameKind.RESULT, b"value", flags=KEPT, is_last=True))
+    again = KeptCalls(HeadJournal(str(tmp_path)))
+    assert {call.number for call, _ in again.restore()} == {2, 4, 6}
+    assert [(call.number, call.is_torn, [frame.body for frame in call.frames]) for call in again] == [
+        (2, True, [b""]),
+        (4, False, [b"", b"item"]),
+        (6, True, [b""]),
+        (8, False, [b"", b"value"]),
+    ]
 
 
 def test_the_names_of_lost_state_are_refused_for_good(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from typing import Any, Literal, NamedTuple
 from ...core.records import dataclass
 from ...errors import UsageError
 from ...wire.blobs import Blob
-from ...wire.frames import KEPT, FrameKind
+from ...wire.frames import FrameKind
 from ...wire.payloads import Encoded
 from ..retries import RetriesLeft
 from ..tasks import WireFunction
@@ -406,18 +406,18 @@ class KeptCalls:
 
     def _has_outcome(self, call: KeptCall) -> bool:
         """Return whether a call has ended with a value that is still there. Otherwise drop the parts of one."""
-        if call.is_over:
-            if not any(frame.flags & KEPT for frame in call.frames):
-                return True
-            self._tear(call)  # it has run, so it must not begin again
+        final = {"stream": FrameKind.ITEM, CHUNK: FrameKind.PART}.get(call.form, FrameKind.SENT)
+        if any(frame.kind == FrameKind.HELD for frame in call.frames):
+            # Only the killed head knew where its values are. It has run, so it neither begins again nor goes on.
+            self._tear(call)
+            final = FrameKind.SENT
+        elif call.is_over:
+            return True
         call.state = "waiting" if not call.frames else "running"
-        stays = {"stream": (FrameKind.SENT, FrameKind.ITEM), CHUNK: (FrameKind.SENT, FrameKind.PART)}.get(
-            call.form, (FrameKind.SENT,)
-        )
         for frame in call.frames:
-            if frame.kind not in stays or frame.flags & KEPT:
+            if frame.kind not in (FrameKind.SENT, final):
                 self._mark(frame.at, OVER)
-        call.frames = deque(frame for frame in call.frames if frame.kind in stays and not frame.flags & KEPT)
+        call.frames = deque(frame for frame in call.frames if frame.kind in (FrameKind.SENT, final))
         return False
 
     def _order_of(
