@@ -177,7 +177,7 @@ def test_another_process_goes_on_with_the_calls_of_a_killed_one(tmp_path: Path) 
 
 
 def test_a_call_whose_values_stayed_on_nodes_ends_with_its_head(tmp_path: Path) -> None:
-    """Its items must not go missing without a word. Small values are in the frames themselves."""
+    """Otherwise its items would go missing without a word. Small values are in the frames themselves."""
     calls = KeptCalls(HeadJournal(str(tmp_path)))
     for number, form in ((2, "stream"), (4, "stream"), (6, "value"), (8, "value")):
         calls.add(KeptCall(number=number, name=f"call{number}", form=form), an_order(b"argument"))

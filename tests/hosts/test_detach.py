@@ -275,14 +275,14 @@ def test_calls_outlive_a_head_that_is_killed(client_of: Callable[..., Client]) -
     data = os.urandom(3_000_000)
     held = pool.lock("held")
     held.acquire()
-    futures = [run.with_options(retries=int(number == 2))(data, number) > pool for number in range(8)]
     ledger, runs = host.path("/root/ran"), host.path("/root/failed")
     failed = fail() > pool
+    until(lambda: runs.exists() and runs.read_text().startswith("x"))  # before all slots are taken
+    futures = [run.with_options(retries=int(number == 2))(data, number) > pool for number in range(8)]
     waiting = pool.queue("numbers")
     waiting.put(0)
     assert waiting.get() == 0, "so it is as new when the head is killed"
     until(lambda: int(pool.counter("done")) == 1)
-    until(lambda: runs.exists() and runs.read_text().startswith("x"))
     until(lambda: ledger.exists() and sorted(ledger.read_text().split()) == ["0", "1", "2"])
     kill_head(host)  # the client goes on by itself, and the calls that run do
     host.write("/root/go", "")

@@ -25,7 +25,7 @@ SMALLER = {
     DDP: {"epochs=12": "epochs=3"},
     GRID: {
         "x, y = load_digits(return_X_y=True)": "x, y = (part[:600] for part in load_digits(return_X_y=True))",
-        "[10, 20, 40]": "[20]",
+        "[5, 10, 20]": "[10]",
         "[0.05, 0.1, 0.3]": "[0.1]",
         " here = make_search()": " here = make_search().set_params(n_jobs=1)",
     },
