@@ -184,7 +184,7 @@ with hosted_pool(provider, nodes=3, image=sky.Image(pip_index_url=index), logs=F
 def test_a_killed_client_leaves_nothing(
     bed: Bed, hosts: Callable[[int], list[Host]], package_index: PackageIndex, runtime: Path, keeper: str
 ) -> None:
-    three, lease_s = hosts(3), 600.0 if keeper == "lives" else 4.0
+    three, lease_s = hosts(3), 600.0 if keeper == "lives" else 12.0
     script = runtime / "client.py"
     script.write_text(PROGRAM)
     names = " ".join(host.name for host in three)

@@ -44,6 +44,9 @@ MOST_MODEL_BYTES = 2**40
 MOST_WAIT_S = 30.0
 """Longest wait for an answer in one request. The worker then asks again."""
 _PIECE = 2**20
+_DISCARDED_BYTES = 2**28
+"""Most bytes beyond the limit of a body that are read and discarded. A connection that is closed while bytes arrive is
+reset, and the answer may be lost with it."""
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -260,9 +263,12 @@ async def _receive(request: Request, file: Any, limit: int) -> None:
     received = 0
     async for piece in request.stream():
         received += len(piece)
-        if received > limit:
-            raise _TooLarge(f"frame: has over {limit} bytes, more than the model; send this model's parameters only")
-        file.write(piece)
+        if received <= limit:
+            file.write(piece)
+        elif received > limit + _DISCARDED_BYTES:
+            break
+    if received > limit:
+        raise _TooLarge(f"frame: has over {limit} bytes, more than the model; send this model's parameters only")
 
 
 def _key(request: Request) -> UpdateKey:
