@@ -17,6 +17,9 @@ VERSION ?=
 GPU_PYTHON ?= 3.12
 GPU_ARCH   ?= x86_64
 GPU_WHEELS := .make/gpu-wheels
+# Keras and the server of DiLoCo, each with what it needs.
+GPU_EXTRAS := keras absl-py h5py markdown-it-py mdurl ml-dtypes namex optree pygments rich \
+  uvicorn starlette anyio click h11 idna typing-extensions
 
 TORCH := torch==2.13.0
 VENV  := .venv
@@ -141,7 +144,7 @@ gpu-wheels:
 	@$(PYTHON) $(PIP) download -q --no-deps --only-binary=:all: -d $(GPU_WHEELS) -c constraints.txt \
 	  --implementation cp --python-version $(GPU_PYTHON) \
 	  --platform manylinux_2_17_$(GPU_ARCH) --platform manylinux2014_$(GPU_ARCH) --platform manylinux_2_28_$(GPU_ARCH) \
-	  cloudpickle xxhash
+	  cloudpickle xxhash $(GPU_EXTRAS)
 	@ls $(GPU_WHEELS)
 
 lint: $(READY)

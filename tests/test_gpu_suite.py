@@ -91,11 +91,13 @@ def test_dependencies_are_unpacked_from_wheels(
     wheels, site = tmp_path / "wheels", tmp_path / "site"
     wheels.mkdir()
     monkeypatch.setattr(runner, "WHEELS", wheels)
+    monkeypatch.setattr(runner, "DEPENDENCIES", ("house_py", "house_cp", "torch"))
     for tag in ("py3-none-any", "cp27-cp27-win_amd64"):
         with zipfile.ZipFile(wheels / f"house_{tag[:2]}-1.0-{tag}.whl", "w") as archive:
-            archive.writestr("house.py", "DOORS = 2\n")
-    assert runner.unpacked(["house_py"], site) == []
-    assert (site / "house.py").read_text() == "DOORS = 2\n"
-    (problem,) = runner.unpacked(["house_cp"], site)
+            archive.writestr(f"house_{tag[:2]}.py", "DOORS = 2\n")
+    with zipfile.ZipFile(wheels / "torch-1.0-py3-none-any.whl", "w") as archive:
+        archive.writestr("torch.py", "OLD = True\n")
+    (problem,) = runner.unpacked(site)
     assert problem.startswith("house_cp: not installed, and no wheel for cp")
     assert "make gpu-wheels" in problem
+    assert [path.name for path in site.iterdir()] == ["house_py.py"]  # and what is installed stays as it is

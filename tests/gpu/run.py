@@ -2,15 +2,17 @@
 
     python3 tests/gpu/run.py [--device cpu] [--report FILE] [pytest's arguments]
 
-Nothing is installed. The machine has PyTorch, pytest and the other packages to test. skyward itself needs cloudpickle
-and xxhash. If the machine lacks them, they come from wheels in `.make/gpu-wheels`. Make these with `make gpu-wheels` on
-a machine with a network, for the Python and processor of this one.
+Nothing is installed. The machine has PyTorch and pytest; a framework that is missing is not tested. Missing
+packages come from wheels in `.make/gpu-wheels`: cloudpickle and xxhash, which skyward itself needs, Keras, and the
+server of DiLoCo. Make these with `make gpu-wheels` on a machine with a network, for the Python and processor of this
+one.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -49,26 +51,34 @@ def is_missing(module: str) -> bool:
     return importlib.util.find_spec(module) is None
 
 
-def unpacked(names: list[str], folder: Path) -> list[str]:
-    """Unpack the wheels of these packages into the folder. Returns the problem, or an empty text if there is none."""
-    problems = []
-    for name in names:
-        tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
-        fitting = [
-            wheel
-            for wheel in sorted(WHEELS.glob(f"{name}-*.whl"))
-            if wheel.name.endswith("-none-any.whl") or (f"-{tag}-" in wheel.name and platform.machine() in wheel.name)
-        ]
-        if fitting:
-            with zipfile.ZipFile(fitting[-1]) as archive:
-                archive.extractall(folder)
-            continue
-        problems.append(
-            f"{name}: not installed, and no wheel for {tag} on {platform.machine()} in {WHEELS}; run\n"
-            f"    make gpu-wheels GPU_PYTHON={platform.python_version()} GPU_ARCH={platform.machine()}\n"
-            "where there is a network, and bring that folder here"
+def unpacked(folder: Path) -> list[str]:
+    """Unpack the wheels of packages that are not installed into the folder. Returns the problems that are left."""
+    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    made = set()
+    for wheel in sorted(WHEELS.glob("*.whl")):
+        name = wheel.name.partition("-")[0]
+        is_fitting = wheel.name.endswith("-none-any.whl") or (
+            f"-{tag}-" in wheel.name and platform.machine() in wheel.name
         )
-    return problems
+        if is_fitting and not is_installed(name):
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(folder)
+            made.add(name)
+    return [
+        f"{name}: not installed, and no wheel for {tag} on {platform.machine()} in {WHEELS}; run\n"
+        f"    make gpu-wheels GPU_PYTHON={platform.python_version()} GPU_ARCH={platform.machine()}\n"
+        "where there is a network, and bring that folder here"
+        for name in DEPENDENCIES
+        if name not in made and is_missing(name)
+    ]
+
+
+def is_installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.distribution(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def gpu_problem() -> str:
@@ -89,7 +99,7 @@ def main() -> int:
     options, more = parser.parse_known_args()
     with tempfile.TemporaryDirectory(prefix="skyward-gpu-") as scratch:
         site = Path(scratch, "site")
-        problems = unpacked([name for name in DEPENDENCIES if is_missing(name)], site)
+        problems = unpacked(site)
         problems += [
             f"{name}: not installed for {sys.executable}; name a Python that has it: make test-gpu PYTHON=..."
             for name in ("torch", "pytest")

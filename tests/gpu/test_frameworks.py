@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -114,6 +114,37 @@ def test_lightning_trains_in_a_rank(pool: sky.ComputePool, tmp_path: Path, devic
     assert losses[-1] < losses[0]
 
 
+def keras_on(folder: str, backend: str) -> tuple[str, list[float]]:
+    import keras
+    import numpy as np
+
+    from skyward.training import JsonLogger, KerasCallbacks
+
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(32, activation="relu"), keras.layers.Dense(4)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.01), loss)
+    data = rows(640)
+    x, y = np.stack([row["x"].numpy() for row in data]), np.stack([row["labels"].numpy() for row in data])
+    callbacks = KerasCallbacks([JsonLogger()], output_dir=folder, logging_steps=20)
+    found = model.fit(x, y, epochs=3, batch_size=32, verbose=0, callbacks=[callbacks])
+    weights = model.trainable_variables[0].value
+    place = weights.device.type if backend == "torch" else next(iter(weights.devices())).platform
+    return place, found.history["loss"]
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_keras_trains_in_a_rank(backend: Literal["torch", "jax"], tmp_path: Path, device: Device) -> None:
+    """A slot keeps the backend with which it imported Keras, so each backend has a pool of its own."""
+    pytest.importorskip("keras")
+    pytest.importorskip(backend)
+    train = sky.compute(sky.integrations.keras(backend=backend)(keras_on))
+    with sky.ComputePool(sky.Local()) as pool:
+        where, losses = train(str(tmp_path), backend) >> pool
+    assert where == {"cpu": "cpu", "cuda": "cuda" if backend == "torch" else "gpu"}[device]
+    assert losses[-1] < losses[0]
+
+
 def test_joblib_sends_to_slots_that_have_a_device(device: Device) -> None:
     pytest.importorskip("joblib")
     from joblib import Parallel, delayed
@@ -130,7 +161,7 @@ def norm(size: int, device: str) -> float:
 def test_versions_are_those_of_this_machine(figures: Figures) -> None:
     from importlib import metadata
 
-    for name in ("torch", "jax", "transformers", "lightning", "accelerate", "safetensors", "joblib", "numpy"):
+    for name in ("torch", "jax", "transformers", "lightning", "accelerate", "safetensors", "joblib", "keras", "numpy"):
         try:
             figures(name, metadata.version(name))
         except metadata.PackageNotFoundError:
