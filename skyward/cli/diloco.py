@@ -121,7 +121,7 @@ def _reporting(act: Callable[[argparse.Namespace], int]) -> Callable[[argparse.N
     """Print the failures of networks and disks in one line, like every other error."""
 
     def run(arguments: argparse.Namespace) -> int:
-        from ..training.diloco.client import ServerUnreachable
+        from ..training.diloco.transport import ServerUnreachable
         from .screen import complain
 
         try:

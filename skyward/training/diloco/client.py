@@ -1,37 +1,28 @@
-"""Requests of a worker, or of an operator, to a server. It needs the standard library only, and tries each once."""
+"""Requests of a worker, or of an operator, to a server. Each is tried once."""
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import json
-import os
-import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 from urllib.parse import urlencode
 
 from ...errors import UsageError
-from .addresses import parse_address, token_of_environment
-from .frames import ArrayFrame, decode, size_of
+from .frames import ArrayFrame, decode
+from .http_transport import HTTPTransport
 from .refusal import RefusalKind, WorkerRefused
 from .rounds import UpdateKey
+from .transport import SHORT_S, ServerUnreachable, ServerTransport
 
 _KINDS = {kind.value: kind for kind in RefusalKind}
-SHORT_S = 30.0
-"""Deadline of requests without parameters, in seconds."""
-
-
-class ServerUnreachable(Exception):
-    """A server that does not answer, or whose answer broke off. The same request may succeed later."""
 
 
 class DiLoCoClient:
-    """Connection data of a server. Each request has a connection of its own, so any thread may use it.
+    """Requests to one server. Any thread may use it.
 
     Args:
-        server_addr: `host:port`, or a URL. Without a scheme it is https if there is a `ca`.
+        server_addr: `host:port` or a URL.
         token: The server's token; None: DILOCO_TOKEN, or the content of the file DILOCO_TOKEN_FILE.
         ca: File with the certificates to trust; None: DILOCO_CA, or those of the system.
         timeout_s: Longest silence of the server in a transfer, in seconds.
@@ -43,18 +34,13 @@ class DiLoCoClient:
     def __init__(
         self, server_addr: str, *, token: str | None = None, ca: str | None = None, timeout_s: float = 600.0
     ) -> None:
-        ca = ca or os.environ.get("DILOCO_CA") or None
-        self._address = parse_address(server_addr, is_encrypted=ca is not None)
-        self.name = server_addr
-        token = token or token_of_environment()
-        self._headers = {"Connection": "close"} | ({} if token is None else {"Authorization": f"Bearer {token}"})
+        self._transport: ServerTransport = HTTPTransport(server_addr, token=token, ca=ca)
         self._timeout_s = timeout_s
-        self._ssl: ssl.SSLContext | None = None
-        if self._address.is_encrypted:
-            try:
-                self._ssl = ssl.create_default_context(cafile=ca)
-            except OSError as error:
-                raise UsageError(f"DILOCO_CA={ca!r}: cannot be read: {error}; name a PEM file") from error
+
+    @property
+    def name(self) -> str:
+        """Address of the server, for people."""
+        return self._transport.name
 
     def ask(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Send JSON, or only ask if there is none, and return the JSON of the answer.
@@ -95,25 +81,13 @@ class DiLoCoClient:
         self, method: str, path: str, pieces: Sequence[memoryview] | None = None, *, timeout_s: float | None = None
     ) -> bytearray | None:
         """Return the body of the answer, or None for 404."""
-        connection = self._connection(self._timeout_s if timeout_s is None else timeout_s)
-        headers = {**self._headers, "Content-Length": str(size_of(pieces))} if pieces is not None else self._headers
-        try:
-            with contextlib.closing(connection):
-                # It may have refused the request before it had read all of it, and said why.
-                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                    connection.request(method, path, body=None if pieces is None else iter(pieces), headers=headers)
-                response = connection.getresponse()
-                body = _read(response)
-        except ssl.SSLCertVerificationError as error:
-            raise UsageError(
-                f"server_addr={self.name!r}: its certificate is not trusted: {error.verify_message}; set DILOCO_CA"
-            ) from error
-        except (OSError, http.client.HTTPException) as error:
-            raise ServerUnreachable(f"{self.name} does not answer: {type(error).__name__}: {error}") from error
-        if response.status == 404:
+        status, body = self._transport.request(
+            method, path, pieces, timeout_s=self._timeout_s if timeout_s is None else timeout_s
+        )
+        if status == 404:
             return None
-        if response.status >= 300:
-            raise self._failure(response.status, body)
+        if status >= 300:
+            raise self._failure(status, body)
         return body
 
     def _failure(self, status: int, body: bytearray) -> Exception:
@@ -127,23 +101,3 @@ class DiLoCoClient:
         if status >= 500:
             return ServerUnreachable(f"{self.name} failed with HTTP status {status}: {message}")
         return UsageError(message or f"server_addr={self.name!r}: answers HTTP status {status}; is it a DiLoCo server?")
-
-    def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
-        address = self._address
-        if self._ssl is not None:
-            return http.client.HTTPSConnection(address.host, address.port, timeout=timeout_s, context=self._ssl)
-        return http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)
-
-
-def _read(response: http.client.HTTPResponse) -> bytearray:
-    """Return a whole body, read into memory that tensors can share."""
-    if response.length is None:
-        return bytearray(response.read())
-    body = bytearray(response.length)
-    view, at = memoryview(body), 0
-    while at < len(body):
-        count = response.readinto(view[at:])
-        if count == 0:
-            raise http.client.IncompleteRead(b"", len(body) - at)
-        at += count
-    return body

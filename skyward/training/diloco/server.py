@@ -13,17 +13,13 @@ from typing import Any, Self
 import torch
 import uvicorn
 
-from ...errors import SkywardError, UsageError
+from ...errors import UsageError
 from ..control.server import bind, is_loopback
-from ..evaluation.legal import check_at_least
 from .addresses import FIRST_PORT
-from .algorithm import DelayedNesterov, OuterOptimizer
-from .async_rounds import AsyncRounds
-from .exchange import DeltaExchange
+from .algorithm import OuterOptimizer
 from .http_app import DiLoCoApp
-from .rounds import Rounds
-from .saves import ServerSaves, token_in
-from .tensors import exchanged
+from .opening import end_exchange, open_exchange
+from .saves import token_in
 
 START_S = 60.0
 """Longest wait for the event loop to answer requests, in seconds."""
@@ -93,7 +89,6 @@ class DiLoCoServer:
         token: str | None = None,
         cert: str | os.PathLike[str] | None = None,
     ) -> None:
-        check_at_least("save_every_n_rounds", save_every_n_rounds, 1)
         if not is_loopback(host) and cert is None:
             raise UsageError(
                 f"host={host!r}: other machines reach it, and cert=None means no encryption; "
@@ -101,21 +96,17 @@ class DiLoCoServer:
             )
         self._host, self._port, self._cert = host, port, cert
         self._token = token or (secrets.token_hex(32) if save_dir is None else token_in(save_dir))
-        saves = None if save_dir is None else ServerSaves(save_dir)
-        if async_mode:
-            _check_async(outer_optimizer, dn_buffer_size, num_workers, min_workers)
-            outer_optimizer = outer_optimizer or DelayedNesterov(every=dn_buffer_size or num_workers)
-        elif dn_buffer_size:
-            raise UsageError(f"dn_buffer_size={dn_buffer_size}: is for asynchronous updates; set async_mode=True")
-        self._exchange = DeltaExchange(
-            AsyncRounds(heartbeat_timeout_s=heartbeat_timeout)
-            if async_mode
-            else Rounds(min_workers=min_workers, num_workers=num_workers, heartbeat_timeout_s=heartbeat_timeout),
-            tensors=None if model is None else _masters(model),
-            outer=outer_optimizer,
-            is_bf16_down=bf16_answers,
-            saves=saves,
-            save_every=save_every_n_rounds,
+        self._exchange = open_exchange(
+            model,
+            num_workers,
+            outer_optimizer=outer_optimizer,
+            save_dir=save_dir,
+            save_every_n_rounds=save_every_n_rounds,
+            heartbeat_timeout=heartbeat_timeout,
+            min_workers=min_workers,
+            bf16_answers=bf16_answers,
+            async_mode=async_mode,
+            dn_buffer_size=dn_buffer_size,
         )
         self._look_s = heartbeat_timeout / 3 if heartbeat_timeout else None
         self._stop = threading.Event()
@@ -170,12 +161,7 @@ class DiLoCoServer:
         for thread in self._threads:
             thread.join()
         self._server = None
-        try:
-            self._exchange.save()
-        except (SkywardError, OSError) as error:
-            _log.error("the last state could not be saved: %s", error)
-        finally:
-            self._exchange.close()
+        end_exchange(self._exchange)
 
     def wait(self) -> None:
         """Return when an operator asks the server to stop (`skyward diloco stop`), or another thread calls `stop`."""
@@ -238,16 +224,3 @@ class DiLoCoServer:
                 break
         self.stop()
         raise UsageError(f"host={self._host!r}: the server did not start; see the log above for the reason")
-
-
-def _check_async(outer: OuterOptimizer | None, dn_buffer_size: int, num_workers: int, min_workers: int) -> None:
-    check_at_least("dn_buffer_size", dn_buffer_size, 0)
-    check_at_least("num_workers", num_workers, 1)
-    if min_workers != 1:
-        raise UsageError(f"min_workers={min_workers}: each update is a round in asynchronous mode; leave it at 1")
-    if outer is not None and dn_buffer_size:
-        raise UsageError(f"dn_buffer_size={dn_buffer_size}: the outer_optimizer ignores it; give one of both")
-
-
-def _masters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().to("cpu", torch.float32, copy=True) for name, tensor in exchanged(model).items()}

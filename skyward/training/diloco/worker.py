@@ -21,13 +21,14 @@ import torch
 from ...errors import UsageError
 from ..parts import unwrapped
 from .algorithm import pseudo_gradient
-from .client import DiLoCoClient, ServerUnreachable
+from .client import DiLoCoClient
 from .frames import ArrayFrame, encode, size_of
 from .refusal import RefusalKind, WorkerRefused
 from .rounds import UpdateKey
 from .schedule import SyncSchedule
 from .settings import SYNC_EVERY, check_options
 from .tensors import exchanged, to_tensors, to_wire
+from .transport import ServerUnreachable
 
 FIRST_PAUSE_S = 2.0
 """Pause before the first retry; each further one is twice as long, up to `MOST_PAUSE_S`."""
