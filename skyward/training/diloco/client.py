@@ -13,7 +13,7 @@ from .frames import ArrayFrame, decode
 from .http_transport import HTTPTransport
 from .refusal import RefusalKind, WorkerRefused
 from .rounds import UpdateKey
-from .transport import SHORT_S, ServerUnreachable, ServerTransport
+from .transport import SHORT_S, ServerTransport, ServerUnreachable
 
 _KINDS = {kind.value: kind for kind in RefusalKind}
 
