@@ -1,6 +1,7 @@
 """Train a convolutional network on scikit-learn's digits with Keras on JAX: one model, two nodes.
 
 python examples/12_keras_digits.py
+JAX_PLATFORMS=cpu python examples/12_keras_digits.py    # on a machine with a single GPU: JAX wants one for each node
 """
 
 from __future__ import annotations
