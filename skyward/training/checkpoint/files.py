@@ -291,7 +291,7 @@ class FileCheckpoints:
             # Opening the threads' gloo group is collective. All ranks get here at the same save, their first.
             self._background_ranks = TorchRanks() if self._ranks.world_size > 1 else Alone()
         self._pending = BackgroundSave(self._background_ranks, request, after=after)
-        pool = self._pool or common_pool()
+        pool = self._pool = self._pool or common_pool()  # held, so that the next save finds its buffers
         self._pending.start(
             lambda: pool.take(states_to_keep(self._ranks, request), moment=request.about.get("step")),
         )

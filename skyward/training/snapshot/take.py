@@ -232,11 +232,11 @@ class SnapshotPool:
         stream = self._streams.setdefault(device, torch.cuda.Stream(device))
         current = torch.cuda.current_stream(device)
         stream.wait_stream(current)
+        there = [(to, source) for to, source in zip(buffers, sources, strict=True) if source.device == device]
         with torch.cuda.stream(stream):
-            for to, source in zip(buffers, sources, strict=True):
-                if source.device == device:
-                    to.copy_(source, non_blocking=True)
-                    source.record_stream(stream)
+            torch._foreach_copy_([to for to, _ in there], [source for _, source in there], non_blocking=True)
+            for _, source in there:
+                source.record_stream(stream)
         done = torch.cuda.Event()
         done.record(stream)
         # The next step must not overwrite a tensor during its copy. The device waits for the copy, the host does not.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from skyward.training.snapshot import SnapshotPool, common_pool
+from skyward.training.checkpoint import CheckpointCoordinator, SharingPattern, StateComponent
+from skyward.training.snapshot import Snapshot, SnapshotPool, common_pool
 
 
 def model_and_optimizer(kind: str) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -87,3 +89,24 @@ def test_states_that_take_turns_keep_their_buffers() -> None:
 def test_a_process_has_one_common_pool_while_somebody_holds_it() -> None:
     pool = common_pool()
     assert common_pool(keep=3) is pool
+
+
+def test_saves_in_the_background_copy_into_the_buffers_of_the_save_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = SnapshotPool.take
+    taken: list[list[torch.Tensor]] = []  # held, so that an address is not given out again
+
+    def noted(pool: SnapshotPool, state: Any, **options: Any) -> Snapshot:
+        snapshot = take(pool, state, **options)
+        taken.append(list(snapshot.state["model"].values()))
+        return snapshot
+
+    monkeypatch.setattr(SnapshotPool, "take", noted)
+    model = torch.nn.Linear(64, 64)
+    coordinator = CheckpointCoordinator([StateComponent("model", model, SharingPattern.REPLICATED)])
+    for step in range(3):
+        coordinator.save_checkpoint_async(tmp_path / str(step))
+        coordinator.wait()
+    first, *others = [[tensor.data_ptr() for tensor in tensors] for tensors in taken]
+    assert others == [first, first]
