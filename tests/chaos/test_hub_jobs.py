@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import random
 import signal
@@ -22,11 +21,11 @@ from pathlib import Path
 
 import pytest
 
-import skyward as sky
 from skyward import hub
 from skyward.errors import HubError
 from tests.chaos.load import processes_with
 from tests.chaos.schedule import Fault, Injector, Struck, plan, seconds, seeds
+from tests.chaos.work import LINES, work
 from tests.few_modules import few_modules
 from tests.hub.jobs.hub_process import HubProcess
 from tests.waiting import until
@@ -45,26 +44,7 @@ PAUSE_S = 1.5
 OPEN_JOBS = 5
 END_S = 240.0
 """No job may stay without an end for longer once the faults are over."""
-LINES = 5
 RETRIES = 1000  # a killed process of a call spends one
-
-
-@sky.compute
-def work(folder: str, name: str, duration_s: float, fails: bool) -> str:
-    """Note this run, print lines, and return the name. No two runs of one name may overlap."""
-    with open(f"{folder}/{name}.lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            Path(folder, f"{name}.overlap").touch()
-        with open(f"{folder}/{name}.runs", "a") as runs:
-            runs.write(f"{os.getpid()}\n")
-        for number in range(LINES):
-            print(f"{name} line {number}", flush=True)
-            time.sleep(duration_s / LINES)
-    if fails:
-        raise ValueError(name)
-    return name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +186,7 @@ def test_every_job_ends_as_it_should_and_nothing_is_left_whatever_dies(
                 if submitted[-1].is_cancelled:
                     time.sleep(rng.uniform(0, 2))
                     cancel(submitted[-1].job)
-            time.sleep(0.1)
+            time.sleep(0.3)
         assert injector.error is None, injector.error
         try:
             for expected in submitted:
