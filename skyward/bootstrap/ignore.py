@@ -47,8 +47,15 @@ class Rules:
 
     def verdict(self, path: str, *, is_folder: bool) -> bool | None:
         """Return whether the last matching rule ignores the path (True) or keeps it (False). None: no rule matches."""
-        relative = os.path.relpath(path, self.folder) + ("/" if is_folder else "")
-        return next((ignores for pattern, ignores in reversed(self.rules) if _names(pattern, relative)), None)
+        # A pool asks thousands of times at its start, mostly about paths that no pattern matches anywhere.
+        inside = self.folder + "/"
+        relative = path[len(inside) :] if path.startswith(inside) else os.path.relpath(path, self.folder)
+        if is_folder:
+            relative += "/"
+        for pattern, ignores in reversed(self.rules):
+            if pattern.search(relative) and _names(pattern, relative):
+                return ignores
+        return None
 
 
 def _parse_line(line: str) -> Iterator[tuple[re.Pattern[str], bool]]:
