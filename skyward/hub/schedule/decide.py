@@ -8,7 +8,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heapreplace
 from operator import attrgetter
-from typing import NamedTuple
 
 from .limits import JobLimits, borrowers, budget_spent, overdue
 from .reasons import Obstacle, WaitReason
@@ -30,6 +29,11 @@ from .victims import choose, may_leave
 
 _AHEAD = 0.5
 """Share by which a gang's project may be ahead of the lowest and still take turns by age: half of the machines."""
+
+# A decision goes through all waiting jobs, ten thousand of them within 50 ms. So each step that it takes for every job
+# is a call into C or a look at the job's line, and all else is done once for each line.
+_ALIKE = attrgetter("shape", "project", "user", "priority", "is_preemptible", "needs_newer")
+_IN_TURN = attrgetter("order", "id")
 
 
 def decide(snapshot: JobsSnapshot, now: float) -> Decisions:
@@ -74,16 +78,11 @@ class _Line:
         self.refused_from_s = math.inf
         self.refusal = ""
         self.has_looked = False
+        self.obstacles: dict[str, Obstacle] = {}  # limit, or "" for none -> what those of its jobs wait for
 
 
-class _Wait(NamedTuple):
-    """A job that waits, and why."""
-
-    job: HubJob
-    line: _Line
-    limit: str
-    ahead: int
-    not_before: float
+_Wait = tuple[str, _Line, str, int, float]
+"""A job that waits: its id, its line, the limit, the jobs ahead of it, and when its machines are free at the latest."""
 
 
 class _Decision:
@@ -93,7 +92,7 @@ class _Decision:
         self._snapshot, self._now, self._policy = snapshot, now, snapshot.policy
         self._sets = {machines.name: machines for machines in sorted(snapshot.machines, key=lambda one: one.name)}
         on_set: defaultdict[str, list[JobAttempt]] = defaultdict(list)
-        for attempt in sorted(snapshot.attempts, key=lambda attempt: attempt.job.id):
+        for attempt in sorted(snapshot.attempts, key=attrgetter("job.id")):
             on_set[attempt.machines].append(attempt)
         self._rooms = {
             name: Room(machines, on_set[name], now, grace_s=self._policy.grace_s)
@@ -109,14 +108,13 @@ class _Decision:
             self._hold(attempt.job, self._sets[attempt.machines], len(attempt.nodes))
         self._lines: dict[tuple[object, ...], _Line] = {}
         self._placements: list[JobPlacement] = []
-        self._may_leave = {name: list(filter(may_leave, attempts)) for name, attempts in on_set.items()}
+        self._may_leave = {name: self._alike(filter(may_leave, attempts)) for name, attempts in on_set.items()}
         self._leaving: set[str] = set()  # victims of this decision
         self._heads: dict[str, HubJob] = {}  # id -> a job with a reservation
         self._waits: list[_Wait] = []
-        highest: dict[str, Priority] = {}
-        for job in snapshot.waiting:
-            highest[job.project] = max(job.priority, highest.get(job.project, Priority.LOW))
-        self._first = [job for job in snapshot.waiting if job.priority >= highest[job.project]]  # of each project
+        self._highest: dict[str, Priority] = {}  # project -> highest priority of its waiting jobs
+        for project, priority in sorted(set(map(attrgetter("project", "priority"), snapshot.waiting))):
+            self._highest[project] = priority
 
     def made(self) -> Decisions:
         turns: set[str] = set()
@@ -126,32 +124,37 @@ class _Decision:
                 self._consider(job)
         for job in self._in_order([job for job in self._snapshot.waiting if job.id not in turns]):
             self._consider(job)
+        waiting = dict(self._reasons()) | self._served()
         ends = (end for end in overdue(self._snapshot, self._limits, self._now) if end.job not in self._leaving)
         return Decisions(
             placements=tuple(self._placements),
             reservations=tuple(reservation for room in self._rooms.values() for reservation in room.reservations),
             ends=tuple(ends),
-            waiting=dict(self._reasons()) | self._served(),
+            waiting=waiting,
             stranded=tuple(self._stranded()),
         )
 
     def _kept_turns(self) -> list[HubJob]:
         """Return the jobs that had a reservation, unless their project has a job of higher priority by now."""
-        return self._sorted([job for job in self._first if job.id in self._snapshot.reserved])
+        reserved = self._snapshot.reserved
+        return self._sorted([job for job in self._snapshot.waiting if job.id in reserved and self._is_first(job)])
+
+    def _is_first(self, job: HubJob) -> bool:
+        return job.priority == self._highest[job.project]
 
     def _turns_by_age(self) -> Iterator[HubJob]:
         """Yield large gangs whose turn it is by age. A project that is far ahead of another waits for its share."""
         if self._policy.name is not PolicyName.FAIR_SHARE:
             return
         rooms = self._rooms.values()
-        gangs = [job for job in self._first if job.shape.nodes > 1 and any(room.is_large(job) for room in rooms)]
-        projects = {job.project for job in self._first}
-        for job in sorted(gangs, key=attrgetter("order", "id")):
+        gangs = [job for job in self._snapshot.waiting if job.shape.nodes > 1 and self._is_first(job)]
+        large = [job for job in gangs if any(room.is_large(job) for room in rooms)]
+        for job in sorted(large, key=_IN_TURN):
             if not any(room.can_reserve(job) for room in rooms):
                 continue
             if not any(room.is_large(job) and room.can_reserve(job) for room in self._line(job).usable):
                 continue
-            if self._share(job.project).value <= _AHEAD + min(self._share(project).value for project in projects):
+            if self._share(job.project).value <= _AHEAD + min(self._share(project).value for project in self._highest):
                 yield job
 
     def _in_order(self, jobs: Sequence[HubJob]) -> Iterator[HubJob]:
@@ -165,18 +168,19 @@ class _Decision:
         heap = [(self._share(project).value, project) for project in queues]
         heapify(heap)
         while heap:
-            share, project = heap[0]
-            if (current := self._share(project).value) != share:
-                heapreplace(heap, (current, project))
-                continue
-            yield queues[project].pop()
-            if not queues[project]:
+            value, project = heap[0]
+            queue, share = queues[project], self._share(project)
+            while queue and share.value == value:
+                yield queue.pop()
+            if queue:
+                heapreplace(heap, (share.value, project))
+            else:
                 heappop(heap)
 
     def _sorted(self, jobs: Iterable[HubJob]) -> list[HubJob]:
-        ordered = sorted(jobs, key=attrgetter("order", "id"))
+        ordered = sorted(jobs, key=_IN_TURN)
         if self._policy.name is not PolicyName.FIFO:
-            ordered.sort(key=attrgetter("priority"), reverse=True)
+            ordered.sort(key=lambda job: -job.priority)  # plain ints, which are compared faster than members of an enum
         return ordered
 
     def _consider(self, job: HubJob) -> None:
@@ -190,15 +194,18 @@ class _Decision:
         self._wait(job, line, limit or line.refusal)
 
     def _line(self, job: HubJob) -> _Line:
-        key = (job.shape, job.project, job.user, job.priority, job.is_preemptible, job.needs_newer)
-        if key not in self._lines:
-            suited = [room for room in self._rooms.values() if room.machines.suits(job.shape, job.project)]
-            if job.needs_newer:  # machines whose launcher is too old are the last resort: it may be replaced
-                newer = with_newer_launchers((room.machines for room in suited), self._now)
-                suited = [self._rooms[machines.name] for machines in newer] or suited
-            suited.sort(key=lambda room: (room.machines.usd_per_hour, room.machines.name))
-            self._lines[key] = _Line(job, tuple(suited), self._limits.money(job))
-        return self._lines[key]
+        key = _ALIKE(job)
+        if (line := self._lines.get(key)) is None:
+            line = self._lines[key] = self._new_line(job)
+        return line
+
+    def _new_line(self, job: HubJob) -> _Line:
+        suited = [room for room in self._rooms.values() if room.machines.suits(job.shape, job.project)]
+        if job.needs_newer:  # machines whose launcher is too old are the last resort: it may be replaced
+            newer = with_newer_launchers((room.machines for room in suited), self._now)
+            suited = [self._rooms[machines.name] for machines in newer] or suited
+        suited.sort(key=lambda room: (room.machines.usd_per_hour, room.machines.name))
+        return _Line(job, tuple(suited), self._limits.money(job))
 
     def _place(self, job: HubJob, line: _Line) -> bool:
         for room in line.open_rooms:
@@ -226,8 +233,10 @@ class _Decision:
                 continue
             candidates = [
                 attempt
-                for attempt in self._may_leave.get(room.machines.name, ())
-                if self._may_displace(job, attempt, room)
+                for attempts in self._may_leave.get(room.machines.name, ())
+                if self._may_displace(job, attempts[0], room)
+                for attempt in attempts
+                if attempt.job.id not in self._leaving
             ]
             if candidates and (choice := choose(room, job, candidates)):
                 nodes, victims = choice
@@ -235,8 +244,16 @@ class _Decision:
                 return True
         return False
 
+    def _alike(self, attempts: Iterable[JobAttempt]) -> list[list[JobAttempt]]:
+        """Group attempts: the same jobs may displace each one of a group."""
+        groups: defaultdict[tuple[object, ...], list[JobAttempt]] = defaultdict(list)
+        for attempt in attempts:
+            job = attempt.job
+            groups[job.project, job.priority, attempt.on_loan, job.id in self._borrowers].append(attempt)
+        return list(groups.values())
+
     def _may_displace(self, job: HubJob, victim: JobAttempt, room: Room) -> bool:
-        if victim.job.id in self._leaving or victim.job.priority > job.priority:
+        if victim.job.priority > job.priority:
             return False
         if victim.on_loan and (not room.ahead or job.id in self._snapshot.reserved):
             return True
@@ -276,14 +293,15 @@ class _Decision:
         ahead, not_before = 0, math.inf
         for room in line.rooms:
             ahead = max(ahead, room.ahead)
-            room.ahead += not limit
-        unreserved = [room for room in line.usable if room.can_reserve(job)]
-        line.usable = unreserved
-        if unreserved and not limit and not self._refusal(job, line):
-            first = min(unreserved, key=lambda room: (room.earliest(job)[0], room.machines.name))
-            not_before = first.reserve(job).at
-            self._heads[job.id] = job
-        self._waits.append(_Wait(job, line, limit, ahead, not_before))
+            if not limit:
+                room.ahead += 1
+        if line.usable:
+            line.usable = unreserved = [room for room in line.usable if room.can_reserve(job)]
+            if unreserved and not limit and not self._refusal(job, line):
+                first = min(unreserved, key=lambda room: (room.earliest(job)[0], room.machines.name))
+                not_before = first.reserve(job).at
+                self._heads[job.id] = job
+        self._waits.append((job.id, line, limit, ahead, not_before))
 
     def _refusal(self, job: HubJob, line: _Line) -> str:
         """Return the limit that keeps the job from all of its machines; empty if some are left."""
@@ -292,12 +310,10 @@ class _Decision:
 
     def _reasons(self) -> Iterator[tuple[str, WaitReason]]:
         """Yield why each job waits. Jobs of one project that need the same share what they wait for."""
-        obstacles: dict[tuple[int, str], Obstacle] = {}
-        for wait in self._waits:
-            key = (id(wait.line), wait.limit)
-            if key not in obstacles:
-                obstacles[key] = self._obstacle(wait.line, wait.limit)
-            yield wait.job.id, WaitReason(obstacles[key], wait.ahead, wait.not_before)
+        for job, line, limit, ahead, not_before in self._waits:
+            if (obstacle := line.obstacles.get(limit)) is None:
+                obstacle = line.obstacles[limit] = self._obstacle(line, limit)
+            yield job, WaitReason(obstacle, ahead, not_before)
 
     def _obstacle(self, line: _Line, limit: str) -> Obstacle:
         shape = line.job.shape
@@ -327,14 +343,14 @@ class _Decision:
         return {job.id: WaitReason(Obstacle(job.shape.in_words()), victims=count) for job, count in waits if count}
 
     def _stranded(self) -> Iterator[Stranded]:
-        lines = {id(wait.line): wait.line for wait in self._waits if not wait.limit}
+        lines = [line for line in self._lines.values() if "" in line.obstacles]
         for name, room in self._rooms.items():
             devices = room.machines.devices
             stranded = sum(free for free in room.free if 0 < free < devices)
             part = stranded / max(1, devices * len(room.free))
             if part <= self._policy.stranded:
                 continue
-            if any(room in line.rooms and room.is_scattered(line.job.shape) for line in lines.values()):
+            if any(room in line.rooms and room.is_scattered(line.job.shape) for line in lines):
                 yield Stranded(machines=name, devices=stranded, part=part)
 
     def _hold(self, job: HubJob, machines: MachineSet, nodes: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from heapq import nsmallest
@@ -49,6 +50,7 @@ class Room:
         count = max([machines.nodes, *(node + 1 for attempt in attempts for node in attempt.nodes)])
         self.usable = [node < machines.most_nodes and node not in machines.down for node in range(count)]
         self.free = [0] * count
+        self._nodes_with = Counter(self.free)  # free devices -> nodes
         self.reservations: list[Reservation] = []
         self._large_turns: list[str] = []  # project of each large gang with a reservation
         self._reserved: dict[int, tuple[float, int]] = {}  # node -> when its job begins, and the devices that it takes
@@ -77,6 +79,8 @@ class Room:
             Numbers of the nodes, and whether they are on loan; None if the job does not fit.
         """
         each, ends_at = job.shape.on_each(self.machines), self.now + job.max_duration_s
+        if self._with_free(each) < job.shape.nodes:
+            return None
         fitting: list[tuple[bool, int, int, int]] = []
         for node, free in enumerate(self.free):
             if free >= each and ((is_lent := self._is_reserved(node, each, ends_at)) is False or may_borrow):
@@ -146,9 +150,12 @@ class Room:
             self._spare[node] = self._spared(node)
         return reservation
 
-    def allows(self, node: int, each: int, ends_at: float) -> bool:
-        """Return whether a job that ends then may use `each` devices of the node, if they were free."""
-        return self.usable[node] and not self._is_reserved(node, each, ends_at)
+    def allowed(self, each: int, ends_at: float) -> list[bool]:
+        """Return for each node whether a job that ends then may use `each` of its devices, if they were free."""
+        allowed = self.usable.copy()
+        for node in self._reserved:
+            allowed[node] = allowed[node] and not self._is_reserved(node, each, ends_at)
+        return allowed
 
     def all_free(self) -> int:
         """Devices that are free, on all nodes."""
@@ -157,8 +164,11 @@ class Room:
     def is_scattered(self, shape: Shape) -> bool:
         """Return whether enough devices are free for the shape, but on too many nodes."""
         each = shape.on_each(self.machines)
-        fitting = sum(free >= each for free in self.free)
-        return fitting < shape.nodes and self.all_free() >= shape.nodes * each
+        return self._with_free(each) < shape.nodes and self.all_free() >= shape.nodes * each
+
+    def _with_free(self, each: int) -> int:
+        """Return how many nodes have at least `each` free devices, without a look at every node."""
+        return sum(nodes for free, nodes in self._nodes_with.items() if free >= each)
 
     def _is_reserved(self, node: int, each: int, ends_at: float) -> bool:
         spare = self._spare.get(node)
@@ -210,6 +220,8 @@ class Room:
         for attempt in here:
             if surplus := attempt.job.shape.on_each(self.machines) - pledged.get(attempt.job.id, 0):
                 leaving.append((self._leaves_at(attempt), surplus))
+        self._nodes_with[self.free[node]] -= 1
+        self._nodes_with[free] += 1
         self.free[node], self._leaving[node] = free, leaving
         if node in self._reserved:
             self._spare[node] = self._spared(node)

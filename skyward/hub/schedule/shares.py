@@ -61,13 +61,15 @@ class ProjectShare:
         life_s = half_life_s / math.log(2)
         # Device-seconds over the mean life of a second: the devices that a project held lately, on average.
         self._held = {kind: seconds / life_s for kind, seconds in project.used.items()}
-        self.value = self._dominant()
+        self._dominant = max(map(self._part, self._held), default=0.0)
+        self.value = self._dominant / self._weight
 
     def add(self, kind: str, devices: int) -> None:
         """Count devices that the project holds now."""
         self._held[kind] = self._held.get(kind, 0.0) + devices
-        self.value = self._dominant()
+        self._dominant = max(self._dominant, self._part(kind))
+        self.value = self._dominant / self._weight
 
-    def _dominant(self) -> float:
-        parts = (held / self._capacity[kind] for kind, held in self._held.items() if self._capacity.get(kind))
-        return max(parts, default=0.0) / self._weight
+    def _part(self, kind: str) -> float:
+        capacity = self._capacity.get(kind, 0)
+        return self._held[kind] / capacity if capacity else 0.0

@@ -46,14 +46,14 @@ class _Floor:
         self.candidates = candidates
         self._room, self._job, self._each = room, job, job.shape.on_each(room.machines)
         ends_at = room.now + job.max_duration_s
-        self._allowed = [room.allows(node, self._each, ends_at) for node in range(len(room.free))]
+        self._allowed = room.allowed(self._each, ends_at)
         self._free = list(room.free)
         self._on: dict[int, list[JobAttempt]] = {}
         for victim in candidates:
             for node in victim.nodes:
                 self._on.setdefault(node, []).append(victim)
                 self._free[node] += self._devices(victim)
-        self._fitting = sum(map(self._is_enough, range(len(self._free))))
+        self._fitting = sum([may and free >= self._each for may, free in zip(self._allowed, self._free, strict=True)])
 
     def fits(self) -> bool:
         return self._fitting >= self._job.shape.nodes
@@ -64,15 +64,17 @@ class _Floor:
 
     def pruned(self, order: Sequence[JobAttempt]) -> tuple[JobAttempt, ...]:
         """Spare one candidate after the other in this order, as long as the job still fits. Returns the rest."""
+        spared: list[JobAttempt] = []
         victims: list[JobAttempt] = []
         for victim in order:
             self._shift(victim, -1)
-            if not self.fits():
+            if self.fits():
+                spared.append(victim)
+            else:
                 self._shift(victim, +1)
                 victims.append(victim)
-        for victim in order:
-            if victim not in victims:
-                self._shift(victim, +1)
+        for victim in spared:
+            self._shift(victim, +1)
         return tuple(victims)
 
     def cheapest(self, count: int) -> list[int]:
