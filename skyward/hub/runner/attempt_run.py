@@ -219,12 +219,7 @@ class AttemptRun:
                 outcome = done.get()
                 if stopping is not None:  # it knows within a second whether the call took the order
                     stopping.join()
-                # A training that saved and stopped returns as if it were complete, but the rest of it is to come.
-                # A command that ends by SIGTERM has a status of its own choice.
-                ends = (AttemptEnd.COMPLETED, AttemptEnd.FAILED) if self._spec["command"] else (AttemptEnd.COMPLETED,)
-                if self._sweep is not None:  # it knows whether it is complete
-                    ends = (AttemptEnd.LOST,)
-                if self._was_stopped.is_set() and outcome.end in ends:
+                if self._is_cut_short(outcome):
                     return AttemptOutcome(end=AttemptEnd.STOPPED, error="saved and stopped")
                 return replace(outcome, is_whole=outcome.is_whole and not was_told)
             was_told = was_told or command != "save"
@@ -244,7 +239,17 @@ class AttemptRun:
                 if command == "stale":
                     raise Stale("the hub has given it up")
                 stopped = AttemptOutcome(end=AttemptEnd.STOPPED, error="the hub stopped it")
-                return replace(outcome, is_whole=False) if outcome.end is AttemptEnd.COMPLETED else stopped
+                is_complete = outcome.end is AttemptEnd.COMPLETED and not self._is_cut_short(outcome)
+                return replace(outcome, is_whole=False) if is_complete else stopped
+
+    def _is_cut_short(self, outcome: AttemptOutcome) -> bool:
+        """Return whether the call ended by the order to save and stop, so that the rest of it is to come."""
+        ends: tuple[AttemptEnd, ...] = (AttemptEnd.COMPLETED,)  # a training that stops returns as if it were complete
+        if self._spec["command"]:
+            ends = (AttemptEnd.COMPLETED, AttemptEnd.FAILED)  # SIGTERM gives it a status of its own choice
+        if self._sweep is not None:
+            ends = (AttemptEnd.LOST,)  # it knows whether it is complete
+        return self._was_stopped.is_set() and outcome.end in ends
 
     def drive(self) -> AttemptOutcome:
         """Drive a sweep whose trials are jobs, and obey the hub meanwhile. It needs no pool.
@@ -336,10 +341,22 @@ class AttemptRun:
         return None
 
     def _tell_to_stop(self, pool: ComputePool, pending: PendingCompute[bytes]) -> None:
-        if self._told("save_and_stop", lambda: pool.control(pending, start_s=0.0).save_and_stop()) is None:
-            self._orders.put(("abort", 0.0))
-        else:
+        """Tell the training to save and stop. One whose answer is lost may have done so: what it returns is no end."""
+
+        def tell() -> CommandState:
+            run = pool.control(pending, start_s=0.0)
+            _ = run.job_id  # without a training, nothing takes the order
+            try:
+                return run.save_and_stop()
+            except ControlFailed as error:
+                if error.reason == SILENT or error.is_gone:
+                    self._was_stopped.set()
+                raise
+
+        if self._told("save_and_stop", tell) is not None:
             self._was_stopped.set()
+        elif not self._was_stopped.is_set():
+            self._orders.put(("abort", 0.0))
 
     def _told(self, command: str, tell: Callable[[], CommandState]) -> CommandState | None:
         """Send a command to the training within the call. Return None if there is none that takes it.
@@ -352,7 +369,7 @@ class AttemptRun:
                 return tell()
             except ControlFailed as error:
                 if error.reason != SILENT or self._is_over.is_set():
-                    self._write(f"[skyward] {command}: no training in this call took it ({error})\n")
+                    self._write(f"[skyward] {command}: no training in this call answers ({error})\n")
                     return None
             except PoolClosed:
                 return None

@@ -113,6 +113,41 @@ def train(folder: str, steps: int, marker: str, pause_s: float, gate: str = "") 
 
 
 @sky.compute
+def lose_answer(file: str, is_asked_again: bool) -> str:
+    """Be a training that takes the order to save and end, whose answer is lost. Run again, go on to the end.
+
+    It ends at once, or only when it is asked again because its answer did not come in time.
+    """
+    import threading
+
+    from skyward.node.slot import answers
+    from skyward.training.control.channel import answer_here
+    from skyward.training.control.commands import ControlledRun
+
+    if Path(file).exists():
+        return "whole"
+    assert answer_here(ControlledRun("half"))
+    handler = answers.handler_here()
+    assert handler is not None
+    order, may_end = threading.Event(), threading.Event()
+
+    def lossy(question: bytes, reply: answers.Reply) -> None:
+        if order.is_set():
+            may_end.set()  # and its answer is lost too
+        elif b"save_and_stop" in question:
+            order.set()
+            if not is_asked_again:
+                may_end.set()
+        else:
+            handler(question, reply)
+
+    answers.serve(lossy)
+    Path(file).touch()
+    assert may_end.wait(120)
+    return "half"
+
+
+@sky.compute
 def devices(file: str) -> str:
     """Return the variable by which this process sees GPUs, once `file` is there."""
     deadline = time.monotonic() + 60

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from skyward import hub
-from tests.hub.jobs.calls import add, train
+from tests.hub.jobs.calls import add, lose_answer, train
 from tests.hub.jobs.hub_process import HubProcess
 from tests.waiting import until
 
@@ -60,4 +60,19 @@ def test_training_that_does_not_answer_for_a_while_saves_before_it_makes_way(
     assert [event["attempt"] for event in events if event["kind"] == "saved"] == [1]
     assert job.attempts[0].end == "stopped"
     job.cancel()
+    hub_process.until_clean()
+
+
+@pytest.mark.parametrize("is_asked_again", [False, True])
+def test_training_that_ends_although_its_answer_was_lost_is_not_complete(
+    hub_process: HubProcess, tmp_path: Path, is_asked_again: bool
+) -> None:
+    marker = tmp_path / "trains"
+    job = hub.submit(lose_answer(str(marker), is_asked_again), preemptible=True, priority="low", type="training")
+    until(marker.exists, 120)
+    until(lambda: job.status == "running")  # its runner says so while the call begins
+    urgent = hub.submit(add(1, 2), nodes=os.cpu_count() or 1, priority="high")
+    assert urgent.result(120) == 3
+    assert job.result(120) == "whole"
+    assert [attempt.end for attempt in job.attempts] == ["stopped", "completed"]
     hub_process.until_clean()
