@@ -47,7 +47,10 @@ def test_a_copy_waits_for_training_and_training_for_the_copy(monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: training)
     monkeypatch.setattr(torch.cuda, "stream", on)
-    buffer: Any = SimpleNamespace(copy_=lambda source, non_blocking: done.append(f"copied, waits: {not non_blocking}"))
+    monkeypatch.setattr(
+        torch, "_foreach_copy_", lambda to, sources, non_blocking: done.append(f"copied, waits: {not non_blocking}")
+    )
+    buffer: Any = object()
     source: Any = SimpleNamespace(device=device, record_stream=lambda stream: done.append(f"kept for {stream.name}"))
     # `take` needs tensors on a device, and this machine has none.
     SnapshotPool()._copy_from(device, [buffer], [source])
