@@ -122,6 +122,7 @@ LISTED = {
     "training/control/channel.py:_on_question": "one question has no answer",
     "training/control/server.py:ControlServer.__init__": "close does not wait for it",
     "training/control/server.py:ControlServer._accept": "one request has no answer",
+    "training/diloco/flight.py:Flight.__init__": "kept, and raised when the fragment is applied",
     "training/diloco/server.py:DiLoCoServer.start": "logged; the server ends, or a round waits for its next message",
     "training/diloco/worker.py:DiLoCoWorker.start": "logged; heartbeats go on",
     "training/evaluation/dispatchers/process_main.py:main": "the process ends, and the evaluation is given to another",

@@ -114,6 +114,13 @@ def _add_serve(own: argparse.ArgumentParser) -> None:
         help="with --async-mode: updates between two of the momentum (default: --workers)",
     )
     own.add_argument("--bf16-answers", action="store_true", help="answer in bfloat16, which halves the download")
+    own.add_argument(
+        "--quantization-bits",
+        type=int,
+        default=0,
+        choices=(8, 4),
+        help="answer with 8 or 4 bits for each value, and add the rounding errors to the next answer",
+    )
     own.set_defaults(run=_reporting(_serve))
 
 
@@ -161,6 +168,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         save_every_n_rounds=arguments.save_every,
         heartbeat_timeout=arguments.heartbeat_timeout,
         bf16_answers=arguments.bf16_answers,
+        quantization_bits=arguments.quantization_bits,
         token=token_of_environment(),
     )
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))

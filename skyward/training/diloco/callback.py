@@ -32,7 +32,8 @@ class DiLoCoCallback(TrainerCallback):
     Logs get `diloco/sync_count`, `diloco/last_sync_time`, `diloco/last_send_mb`, `diloco/steps_per_second` and others,
     before any logger sees them. Checkpoints keep the worker's name, its round and its step in the round. A run that was
     killed and resumes in time, before the server evicts it, ends with the parameters of a run that was not. Its
-    checkpoint must be from the open round, or from the one before. So save at least once in `sync_every` steps.
+    checkpoint must be from the open round, or from the one before. So save at least once in `sync_every` steps, less
+    the `fragment_sync_delay`. This holds for streaming, too: the server keeps the last answers for every fragment.
 
     It works under our trainers, Hugging Face's, Lightning's, and Keras's with the torch backend, in one process each.
 
@@ -47,6 +48,9 @@ class DiLoCoCallback(TrainerCallback):
     | `dylu` | `DILOCO_DYLU` | false |
     | `heartbeat_interval` | `DILOCO_HEARTBEAT_INTERVAL` | 30 |
     | `num_fragments` | `DILOCO_NUM_FRAGMENTS` | 1 |
+    | `fragment_sync_delay` | `DILOCO_FRAGMENT_SYNC_DELAY` | 0 |
+    | `fragment_update_alpha` | `DILOCO_FRAGMENT_UPDATE_ALPHA` | 0.5, or 0 |
+    | `quantization_bits` | `DILOCO_QUANTIZATION_BITS` | 0 |
 
     The server's token is in `DILOCO_TOKEN`, or in the file that `DILOCO_TOKEN_FILE` names. `DILOCO_CA` names the file
     with its certificate.
@@ -58,9 +62,15 @@ class DiLoCoCallback(TrainerCallback):
         bf16_comm: send progress in bfloat16, which halves the upload.
         dylu: let the server lower `sync_every` on slower workers, so that all are ready at the same time.
         heartbeat_interval: seconds between two signs of life; 0: none.
-        num_fragments: parts of the model that are sent one after another. Only 1 is supported so far.
+        num_fragments: parts of the model that are sent one after another, one every `sync_every / num_fragments` steps.
+            All workers have the same number.
         timeout: longest wait for the other workers in seconds, and longest silence of the server.
         max_sync_retries: retries of a synchronisation that failed, after pauses of 2, 4, 8, ... seconds.
+        fragment_sync_delay: steps between sending a fragment and applying the answer. Training goes on meanwhile. 0:
+            the step that sends it waits.
+        fragment_update_alpha: weight of the worker's own values when an answer is applied, between 0 and 1. The default
+            is 0.5 with a delay, and 0 without.
+        quantization_bits: send values of 8 or 4 bits, and add the rounding error to the next ones; 0: do not.
 
     Raises:
         UsageError: a value is not legal. When training begins: the server does not answer or refuses this worker, the
@@ -84,6 +94,10 @@ class DiLoCoCallback(TrainerCallback):
         num_fragments: int | None = None,
         timeout: float = TIMEOUT_S,
         max_sync_retries: int = MAX_SYNC_RETRIES,
+        *,
+        fragment_sync_delay: int | None = None,
+        fragment_update_alpha: float | None = None,
+        quantization_bits: int | None = None,
     ) -> None:
         self.server_addr: str | None = option("server_addr", server_addr) or None
         worker_options: dict[str, Any] = {
@@ -92,11 +106,12 @@ class DiLoCoCallback(TrainerCallback):
             "heartbeat_interval": option("heartbeat_interval", heartbeat_interval),
             "timeout": timeout,
             "max_sync_retries": max_sync_retries,
+            "num_fragments": option("num_fragments", num_fragments),
+            "fragment_sync_delay": option("fragment_sync_delay", fragment_sync_delay),
+            "fragment_update_alpha": option("fragment_update_alpha", fragment_update_alpha),
+            "quantization_bits": option("quantization_bits", quantization_bits),
         }
         check_options(**worker_options)
-        fragments = option("num_fragments", num_fragments)
-        if fragments != 1:
-            raise UsageError(f"num_fragments={fragments!r}: streaming is not supported yet; set num_fragments=1")
         names = {"worker_id": option("worker_id", worker_id), "bf16_comm": bool(option("bf16_comm", bf16_comm))}
         self.worker_options = worker_options | names
         """Options of the worker, from arguments, environment and defaults."""
@@ -160,6 +175,8 @@ class DiLoCoCallback(TrainerCallback):
             logs.update(self._worker.sync_metrics)
 
     def on_train_end(self, **kwargs: Any) -> None:
+        if self._worker is not None:
+            self._worker.finish()
         self.close()
 
     def close(self) -> None:

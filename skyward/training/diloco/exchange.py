@@ -7,6 +7,9 @@ Deltas are added in the order of the workers' ids, so that a repeated run is equ
 its file until the round closes. So the memory does not grow with the number of workers.
 
 The tensors of a round never change. Closing a round makes new ones, and a reader of the old ones is not disturbed.
+
+With streaming, a round has the deltas of one fragment: fragment r % N in synchronous round r. Asynchronous workers take
+turns for themselves, by the numbers of their updates.
 """
 
 from __future__ import annotations
@@ -26,12 +29,13 @@ import torch
 from ...errors import UsageError
 from .algorithm import DeltaMean, OuterOptimizer, OuterSGD
 from .async_rounds import AsyncRounds
+from .compression import Compressed, compress_with_feedback, decoded
 from .frames import BUFFER_PREFIX, ArrayFrame, decode
 from .guard import NormGuard, check_shapes, delta_norm
-from .refusal import WorkerRefused
+from .refusal import RefusalKind, WorkerRefused
 from .rounds import ClosedRound, Rounds, UpdateAnswer, UpdateKey
 from .saves import ServerSaves
-from .schedule import local_steps
+from .schedule import local_steps, split_parameters
 from .tensors import to_tensors
 
 KEPT_BUFFERS = 64
@@ -52,6 +56,8 @@ class Standing:
     """Whether there are global parameters. Without, the first worker offers its own."""
     keeps_delta: bool = False
     """Whether a delta for the base round that the worker named would count."""
+    is_async: bool = False
+    """Whether no worker waits for another. Then a worker's fragments take turns by the numbers of its updates."""
     local_steps: int | None = None
     """Advised inner steps of the worker's next rounds, if it has asked for advice (DyLU)."""
 
@@ -62,8 +68,9 @@ class GlobalParameters:
 
     round: int
     kind: Literal["parameters", "update"]
-    """`parameters`: the values of the round. `update`: what to add to those of the round before, in bfloat16."""
-    tensors: Mapping[str, torch.Tensor]
+    """`parameters`: the values of the round. `update`: what to add to those of the round before, compressed."""
+    tensors: Mapping[str, torch.Tensor | Compressed]
+    """All tensors, or those of the fragment that the worker has sent."""
     is_counted: bool = True
     """Whether the worker's delta is in the mean."""
     warning: str = ""
@@ -86,6 +93,8 @@ class DeltaExchange:
         outer: Outer optimizer of the parameters; None: SGD as in the paper.
         is_bf16_down: Whether answers are updates in bfloat16. The global parameters then move by the rounded update, so
             that they and those of the workers stay equal to the bit.
+        bits: 8 or 4: answers are updates with that many bits for a value, the same for all workers. The rounding error
+            of an update is added to the next one. 0: they are not.
         saves: Where the state is saved; None: nowhere.
         save_every: Rounds between two saves.
         clock: Monotonic seconds.
@@ -98,6 +107,7 @@ class DeltaExchange:
         tensors: Mapping[str, torch.Tensor] | None = None,
         outer: OuterOptimizer | None = None,
         is_bf16_down: bool = False,
+        bits: int = 0,
         saves: ServerSaves | None = None,
         save_every: int = 1,
         clock: Callable[[], float] = time.monotonic,
@@ -105,11 +115,21 @@ class DeltaExchange:
         self._rounds, self._tensors = rounds, None if tensors is None else dict(tensors)
         self._outer: OuterOptimizer = OuterSGD() if outer is None else outer
         self._is_bf16_down, self._saves, self._save_every, self._clock = is_bf16_down, saves, save_every, clock
-        self._guard = NormGuard()
+        self._bits = bits
+        self._residuals: dict[str, torch.Tensor] = {}
+        """Rounding errors of the last updates, with `bits`."""
+        self._fragments: tuple[tuple[str, ...], ...] = ()
+        """Names in each fragment, as the workers have them; empty before the first one."""
+        self._open_fragment = 0
+        """Fragment of the open round, once it has a delta."""
+        self._guards = [NormGuard()]
+        """One for each fragment, because their norms differ."""
+        self._buffer_rounds: dict[str, int] = {}
+        """Round that each asynchronous delta's buffers are relative to."""
         self._deltas: dict[str, IO[bytes]] = {}
         self._norms: dict[str, float] = {}
         """Norm of each delta of the open round, also of refused ones."""
-        self._update: dict[str, torch.Tensor] | None = None
+        self._update: dict[str, torch.Tensor | Compressed] | None = None
         """Update that led to the open round."""
         self._watchers: list[Callable[[], None]] = []
         self._lock = threading.Lock()
@@ -130,7 +150,13 @@ class DeltaExchange:
     # Presence ---------------------------------------------------------------------------------------------------------
 
     def join(
-        self, worker: str, session: str, *, base_round: int | None = None, layout: Mapping[str, Shaped] | None = None
+        self,
+        worker: str,
+        session: str,
+        *,
+        base_round: int | None = None,
+        layout: Mapping[str, Shaped] | None = None,
+        num_fragments: int = 1,
     ) -> Standing:
         """Add a worker, or one that comes back; see `Rounds.join`.
 
@@ -138,14 +164,17 @@ class DeltaExchange:
             worker: Its id.
             session: Session of its process.
             base_round: Round whose parameters it has.
-            layout: Shapes of what it will send.
+            layout: Shapes of what it will send, in the order of the model.
+            num_fragments: Number of its fragments. All workers that are present have the same ones.
 
         Raises:
-            WorkerRefused: Another process has this id, or the worker has another model.
+            WorkerRefused: Another process has this id, or the worker has another model or other fragments.
         """
         with self._lock:
-            if self._tensors is not None and layout is not None:
-                check_shapes(worker, layout, self._tensors)
+            if layout is not None:
+                if self._tensors is not None:
+                    check_shapes(worker, layout, self._tensors)
+                self._agree_on_fragments(worker, layout, num_fragments)
             is_new = worker not in self._rounds.workers
             self._rounds.join(worker, session, now=self._clock(), base_round=base_round)
             if is_new:
@@ -246,10 +275,11 @@ class DeltaExchange:
             if known:
                 file.close()
                 return "known"
-            refusal, norm = self._examined(key.worker, file)
+            refusal, norm = self._examined(key, file)
             with self._lock:
                 kind = self._rounds.submit(key, session, now=self._clock(), is_refused=refusal is not None).kind
                 if kind == "accepted":
+                    self._open_fragment = self._fragment_of(key)
                     self._seen.setdefault(key.worker, {})["staleness"] = self._rounds.round - key.base_round
                     self._norms[key.worker] = norm
                     if refusal is None:
@@ -279,6 +309,7 @@ class DeltaExchange:
                 "round": self._rounds.round,
                 "workers": workers,
                 "parameters": sum(tensor.numel() for tensor in (self._tensors or {}).values()),
+                "num_fragments": len(self._guards),
                 "saved_round": self._saved_round,
                 "save_error": self._save_error,
             }
@@ -306,7 +337,40 @@ class DeltaExchange:
             round=self._rounds.round,
             is_awaited=worker in self._rounds.awaited,
             has_model=self._tensors is not None,
+            is_async=isinstance(self._rounds, AsyncRounds),
         )
+
+    def _agree_on_fragments(self, worker: str, layout: Mapping[str, Shaped], num_fragments: int) -> None:
+        """Take over the fragments of the first worker, and compare those of later ones."""
+        sizes = {name: math.prod(shaped.shape) for name, shaped in layout.items()}
+        fragments = split_parameters(sizes, num_fragments)
+        if list(map(set, fragments)) == list(map(set, self._fragments)):
+            return
+        if self._fragments and self._rounds.workers:
+            raise WorkerRefused(
+                RefusalKind.BAD_DELTA,
+                f"num_fragments={num_fragments} of worker {worker!r}: the workers that are present have "
+                f"{len(self._fragments)} fragments; set num_fragments={len(self._fragments)}",
+            )
+        if len(fragments) != len(self._guards):
+            self._guards = [NormGuard() for _ in fragments]
+        self._use_fragments(fragments)
+
+    def _use_fragments(self, fragments: tuple[tuple[str, ...], ...]) -> None:
+        self._fragments = fragments
+        if isinstance(self._rounds, Rounds):
+            self._rounds.keep_answers(max(1, len(fragments)))
+
+    def _fragment_of(self, key: UpdateKey) -> int:
+        turn = key.number if isinstance(self._rounds, AsyncRounds) else key.base_round
+        return turn % len(self._guards)
+
+    def _sent_by(self, key: UpdateKey) -> dict[str, torch.Tensor]:
+        """Return the present values of the parameters that an update changes."""
+        assert self._tensors is not None
+        if len(self._fragments) <= 1:
+            return self._tensors
+        return {name: self._tensors[name] for name in self._fragments[self._fragment_of(key)]}
 
     def _current(self, *, is_counted: bool = True) -> GlobalParameters:
         assert self._tensors is not None
@@ -319,34 +383,47 @@ class DeltaExchange:
         )
 
     def _answer(self, key: UpdateKey, answer: UpdateAnswer) -> GlobalParameters:
-        """Return the parameters after an update. A worker that comes late gets those of the open round."""
-        if self._update is not None and answer.round == self._rounds.round == key.base_round + 1:
-            return GlobalParameters(
-                round=answer.round,
-                kind="update",
-                tensors=self._update,
-                is_counted=answer.is_counted,
-                warning=self._save_error,
-            )
-        return self._current(is_counted=answer.is_counted)
+        """Return the parameters after an update. A worker that comes late gets those of the open round.
 
-    def _examined(self, worker: str, file: IO[bytes]) -> tuple[WorkerRefused | None, float]:
+        The fragment of one of the last N synchronous rounds has not changed since. So a worker that repeats its steps
+        gets the same answer again.
+        """
+        if not answer.is_counted:  # its worker may be broken in all fragments
+            return self._current(is_counted=False)
+        is_async = isinstance(self._rounds, AsyncRounds)
+        rounds_since = self._rounds.round - answer.round
+        answered = GlobalParameters(
+            round=self._rounds.round if is_async else answer.round,
+            kind="parameters",
+            tensors=self._sent_by(key),
+            warning=self._save_error,
+        )
+        if self._update is not None and rounds_since == 0 and answer.round == key.base_round + 1:
+            return replace(answered, kind="update", tensors=self._update)
+        if is_async or rounds_since < len(self._guards):
+            return answered
+        return self._current()
+
+    def _examined(self, key: UpdateKey, file: IO[bytes]) -> tuple[WorkerRefused | None, float]:
         """Return the refusal of a delta, if it must not count, and its norm. Called without the lock: it reads it all.
 
         Raises:
             UsageError: The frame is broken, so the worker sends it again.
         """
-        parameters = self._tensors
-        if parameters is None:
+        worker = key.worker
+        if self._tensors is None:
             raise UsageError(f"worker={worker!r}: sent a delta, and there is no model yet; offer the parameters first")
-        delta, norm = _mapped(file), math.nan
+        frame, norm = _mapped(file), math.nan
+        delta = to_tensors(frame)
+        if isinstance(self._rounds, AsyncRounds):
+            self._buffer_rounds[worker] = _round_in(frame, default=key.base_round)
         try:
-            check_shapes(worker, delta, parameters)
+            check_shapes(worker, delta, self._sent_by(key))
             norm = delta_norm(_part(delta, is_buffers=False))
             # Buffers are checked for finite values only: running variances grow with the data.
             is_finite = math.isfinite(delta_norm(_part(delta, is_buffers=True)))
             with self._lock:
-                self._guard.check(worker, norm if is_finite else math.nan)
+                self._guards[self._fragment_of(key)].check(worker, norm if is_finite else math.nan)
         except WorkerRefused as refusal:
             _log.warning("round %d goes on without a delta: %s", self._rounds.round, refusal.message)
             return refusal, norm
@@ -358,8 +435,8 @@ class DeltaExchange:
             mean = DeltaMean()
             for worker in sorted(self._deltas):
                 with self._deltas.pop(worker) as file:
-                    mean.add(worker, _mapped(file))
-            self._guard.record(norm for _, norm in sorted(self._norms.items()))
+                    mean.add(worker, to_tensors(_mapped(file)))
+            self._guards[self._open_fragment].record(norm for _, norm in sorted(self._norms.items()))
             self._norms = {}
             closed = self._rounds.close()
             self._update = None
@@ -374,19 +451,34 @@ class DeltaExchange:
     def _step(self, mean: Mapping[str, torch.Tensor], closed: ClosedRound) -> None:
         assert self._tensors is not None
         old = self._tensors
-        new = {name: tensor.clone() for name, tensor in old.items()}
+        new = {**old, **{name: old[name].clone() for name in mean}}
         self._outer.step(new, _part(mean, is_buffers=False))
-        buffers = self._buffers.get(closed.base_round, {})
+        buffers = self._buffers.get(self._buffer_rounds.pop(closed.counted[0], closed.base_round), {})
         # Each of several workers moves the buffers by its share. Whole deltas of an old base could make a variance < 0.
         share = 1 / max(1, len(self._rounds.workers)) if isinstance(self._rounds, AsyncRounds) else 1.0
         for name, delta in _part(mean, is_buffers=True).items():
             if name in buffers:
                 new[name].lerp_(buffers[name] - delta, share)
-        if self._is_bf16_down:
-            self._update = {name: (tensor - old[name]).bfloat16() for name, tensor in new.items()}
+        if self._is_compressed:
+            self._update = self._compressed({name: new[name] - old[name] for name in mean})
             for name, update in self._update.items():
-                new[name] = old[name] + update.float()
+                new[name] = old[name] + decoded(update)
         self._tensors = new
+
+    @property
+    def _is_compressed(self) -> bool:
+        """True if answers are updates. The fragments of an asynchronous worker may be relative to any round."""
+        is_of_last_round = isinstance(self._rounds, Rounds) or len(self._guards) == 1
+        return is_of_last_round and bool(self._bits or self._is_bf16_down)
+
+    def _compressed(self, update: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor | Compressed]:
+        if not self._bits:
+            return {name: tensor.bfloat16() for name, tensor in update.items()}
+        wire, residuals = compress_with_feedback(update, self._residuals, self._bits)
+        self._residuals |= residuals
+        return {
+            name: tensor.bfloat16() if isinstance(tensor, torch.Tensor) else tensor for name, tensor in wire.items()
+        }
 
     def _remember_buffers(self) -> None:
         if self._tensors is not None:
@@ -421,7 +513,9 @@ class DeltaExchange:
     def _write(self, saves: ServerSaves) -> str:
         rounds = {
             "rounds": self._rounds.state_dict(),
-            "guard": self._guard.state_dict(),
+            "fragments": [list(names) for names in self._fragments],
+            "guards": [guard.state_dict() for guard in self._guards],
+            "residuals": self._residuals if self._bits else {},
             "is_async": isinstance(self._rounds, AsyncRounds),
         }
         assert self._tensors is not None
@@ -443,7 +537,11 @@ class DeltaExchange:
         self._tensors = dict(state.tensors)
         self._outer.load_state_dict(state.outer)
         self._rounds.load_state_dict(state.rounds["rounds"], now=self._clock())
-        self._guard.load_state_dict(state.rounds["guard"])
+        self._guards = [NormGuard() for _ in state.rounds["guards"]]
+        for guard, norms in zip(self._guards, state.rounds["guards"], strict=True):
+            guard.load_state_dict(norms)
+        self._use_fragments(tuple(map(tuple, state.rounds["fragments"])))
+        self._residuals = dict(state.rounds["residuals"]) if self._bits else {}
         self._saved_round = self._rounds.round
         self._remember_buffers()
         _log.info("goes on in round %d, from %s", self._rounds.round, state.path)
@@ -472,11 +570,17 @@ def _part(tensors: Mapping[str, torch.Tensor], *, is_buffers: bool) -> dict[str,
     return {name: tensor for name, tensor in tensors.items() if name.startswith(BUFFER_PREFIX) == is_buffers}
 
 
-def _mapped(file: IO[bytes]) -> dict[str, torch.Tensor]:
-    """Return the tensors of a frame in a file. Its pages are read as they are needed, and live as long as a tensor."""
+def _round_in(frame: ArrayFrame, *, default: int) -> int:
+    """Return the round whose fragment a delta is relative to."""
+    text = frame.metadata.get("fragment_round", "")
+    return int(text) if text.isdecimal() else default
+
+
+def _mapped(file: IO[bytes]) -> ArrayFrame:
+    """Return the frame in a file. Its pages are read as they are needed, and live as long as an array."""
     file.flush()
     try:
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     except ValueError:
         raise UsageError("frame: is empty; send it again, whole") from None
-    return to_tensors(decode(memoryview(memory)))
+    return decode(memoryview(memory))

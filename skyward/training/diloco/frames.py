@@ -22,8 +22,8 @@ from ...errors import UsageError
 
 BUFFER_PREFIX = "buffer:"
 """Begins the name of a buffer on the wire. A server averages buffers, and its outer optimizer leaves them alone."""
-ITEM_BYTES = {"F32": 4, "BF16": 2}
-"""Bytes of one value, by the name of its dtype."""
+ITEM_BYTES = {"F32": 4, "BF16": 2, "U8": 1}
+"""Bytes of one value, by the name of its dtype. Bytes are the codes of compressed arrays (see `compression`)."""
 MOST_HEADER_BYTES = 16 * 2**20
 """Largest header: about 100,000 arrays with long names."""
 _LENGTH_BYTES = 8
@@ -76,7 +76,8 @@ def size_of(pieces: Iterable[memoryview]) -> int:
 
 def largest_frame(shapes: Iterable[tuple[int, ...]]) -> int:
     """Return a limit that no frame of arrays of these shapes exceeds, in bytes."""
-    return _LENGTH_BYTES + MOST_HEADER_BYTES + sum(4 * math.prod(shape) for shape in shapes)
+    # Four bytes more: the scale of a compressed array of one value.
+    return _LENGTH_BYTES + MOST_HEADER_BYTES + sum(4 * math.prod(shape) + 4 for shape in shapes)
 
 
 def decode(frame: bytes | bytearray | memoryview) -> ArrayFrame:

@@ -32,10 +32,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...errors import SkywardError, UsageError
 from .exchange import DeltaExchange, GlobalParameters, Shaped, Standing, spool
-from .frames import decode, encode, largest_frame, size_of
+from .frames import decode, largest_frame, size_of
 from .refusal import WorkerRefused
 from .rounds import UpdateKey
-from .tensors import to_wire
+from .tensors import frame_of
 
 MOST_JSON_BYTES = 32 * 2**20
 """Largest JSON body: the shapes of about 100,000 arrays."""
@@ -126,6 +126,7 @@ class DiLoCoApp:
             *(str(body["worker"]), str(body["session"])),
             base_round=None if base_round is None else int(base_round),
             layout=layout or None,
+            num_fragments=int(body.get("num_fragments", 1)),
         )
         return _standing(standing)
 
@@ -287,7 +288,7 @@ def _frame(parameters: GlobalParameters) -> Response:
         "is_counted": json.dumps(parameters.is_counted),
         "warning": parameters.warning,
     }
-    pieces = encode(to_wire(parameters.tensors, is_bf16=parameters.kind == "update"), metadata)
+    pieces = frame_of(parameters.tensors, metadata, is_bf16=parameters.kind == "update")
     parts = (bytes(piece[at : at + _PIECE]) for piece in pieces for at in range(0, piece.nbytes, _PIECE))
     headers = {"Content-Length": str(size_of(pieces)), "Content-Type": "application/octet-stream"}
     return StreamingResponse(parts, headers=headers)

@@ -14,6 +14,7 @@ from .async_rounds import AsyncRounds
 from .exchange import DeltaExchange
 from .rounds import Rounds
 from .saves import ServerSaves
+from .settings import check_bits
 from .tensors import exchanged
 
 _log = logging.getLogger(__name__)
@@ -29,6 +30,7 @@ def open_exchange(
     heartbeat_timeout: float = 120.0,
     min_workers: int = 1,
     bf16_answers: bool = False,
+    quantization_bits: int = 0,
     async_mode: bool = False,
     dn_buffer_size: int = 0,
 ) -> DeltaExchange:
@@ -38,6 +40,12 @@ def open_exchange(
         UsageError: An option is not legal, or the save is of another model.
     """
     check_at_least("save_every_n_rounds", save_every_n_rounds, 1)
+    check_bits("quantization_bits", quantization_bits)
+    if quantization_bits and async_mode:
+        raise UsageError(
+            f"quantization_bits={quantization_bits}: asynchronous answers are whole parameters; set it to 0, and use "
+            "the workers' quantization_bits"
+        )
     saves = None if save_dir is None else ServerSaves(save_dir)
     if async_mode:
         _check_async(outer_optimizer, dn_buffer_size, num_workers, min_workers)
@@ -51,6 +59,7 @@ def open_exchange(
         tensors=None if model is None else _masters(model),
         outer=outer_optimizer,
         is_bf16_down=bf16_answers,
+        bits=quantization_bits,
         saves=saves,
         save_every=save_every_n_rounds,
     )

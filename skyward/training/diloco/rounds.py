@@ -76,7 +76,8 @@ class Rounds:
     it has submitted stays in the round.
 
     An update counts once. Its key is known from `submit` on, and its answer is kept until the worker's next one. So a
-    worker that lost an answer sends the same update again, and gets that answer.
+    worker that lost an answer sends the same update again, and gets that answer. With N fragments, the last N answers
+    are kept. So a worker may be resumed from a checkpoint that is a whole cycle old, and repeat its steps.
 
     A refused delta counts as submitted, so a broken worker does not hold up the others.
 
@@ -115,8 +116,13 @@ class Rounds:
         """Update of each worker in this round, and whether it counts."""
         self._missing: set[str] = set()
         """Members of this round that were removed before they submitted."""
-        self._answered: dict[str, tuple[UpdateKey, UpdateAnswer]] = {}
-        """Last update of each worker whose round is closed. It stays when the worker goes: it may come back."""
+        self._answered: dict[str, dict[UpdateKey, UpdateAnswer]] = {}
+        """Last updates of each worker whose rounds are closed. They stay when the worker goes: it may come back."""
+        self._kept_answers = 1
+
+    def keep_answers(self, number: int) -> None:
+        """Keep that many answers for each worker, from the next round on."""
+        self._kept_answers = number
 
     @property
     def round(self) -> int:
@@ -209,8 +215,8 @@ class Rounds:
         """
         worker = update.worker
         self._roster.check(worker, session)
-        key, answer = self._answered.get(worker, (None, None))
-        if key == update:
+        answer = self._answered.get(worker, {}).get(update)
+        if answer is not None:
             return UpdateOutcome(kind="answered", answer=answer)
         if update.base_round != self._round:
             problem = f"base_round={update.base_round} of worker {worker!r}: round {self._round} is open"
@@ -267,7 +273,10 @@ class Rounds:
         )
         self._round += 1
         for worker, (update, counts) in self._submitted.items():
-            self._answered[worker] = (update, UpdateAnswer(round=self._round, is_counted=counts))
+            answered = self._answered.setdefault(worker, {})
+            answered[update] = UpdateAnswer(round=self._round, is_counted=counts)
+            while len(answered) > self._kept_answers:
+                del answered[next(iter(answered))]
         self._submitted, self._missing = {}, set()
         self._awaited = set(self._roster.workers)
         return closed
@@ -280,7 +289,10 @@ class Rounds:
         Updates that this round has received are not part of it, because the sum of their deltas is lost with the
         server. Their workers got no answer, so they send them again.
         """
-        answered = {worker: {"update": asdict(u), "answer": asdict(a)} for worker, (u, a) in self._answered.items()}
+        answered = {
+            worker: [{"update": asdict(update), "answer": asdict(answer)} for update, answer in entries.items()]
+            for worker, entries in self._answered.items()
+        }
         return {
             "round": self._round,
             "needed": self._needed,
@@ -296,8 +308,8 @@ class Rounds:
         self._roster.load_state_dict(state["sessions"], now=now)
         self._awaited, self._missing, self._submitted = set(state["members"]), set(state["missing"]), {}
         self._answered = {
-            worker: (UpdateKey(**entry["update"]), UpdateAnswer(**entry["answer"]))
-            for worker, entry in state["answered"].items()
+            worker: {UpdateKey(**entry["update"]): UpdateAnswer(**entry["answer"]) for entry in entries}
+            for worker, entries in state["answered"].items()
         }
         self._fill()
 

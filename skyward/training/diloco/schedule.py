@@ -50,21 +50,21 @@ def split_parameters(sizes: Mapping[str, int], num_fragments: int) -> tuple[tupl
     """Split parameters into contiguous fragments of about equal size. Each parameter is in exactly one of them.
 
     Args:
-        sizes: Number of values in each parameter, in the order of the model.
-        num_fragments: Number of fragments, from 1 to the number of parameters. None will be empty.
+        sizes: Number of values in each parameter, and in each buffer that is exchanged, in the order of the model.
+        num_fragments: Number of fragments, from 1 to the number of tensors. None will be empty.
 
     Returns:
-        The names of each fragment's parameters, in the given order.
+        The names of each fragment's tensors, in the given order.
 
     Raises:
-        UsageError: There are fewer parameters than fragments.
+        UsageError: There are fewer tensors than fragments.
 
     Source: arXiv 2501.18512 (the sequential pattern).
     """
     check_at_least("num_fragments", num_fragments, 1)
     if num_fragments > len(sizes):
         raise UsageError(
-            f"num_fragments={num_fragments}: the model has {len(sizes)} parameters; set num_fragments to that or lower"
+            f"num_fragments={num_fragments}: the model has {len(sizes)} tensors; set num_fragments to that or lower"
         )
     names = list(sizes)
     total, taken, end = sum(sizes.values()), 0, 0

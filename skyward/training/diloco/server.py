@@ -54,6 +54,8 @@ class DiLoCoServer:
         min_workers: Least number of workers that end a round.
         bf16_answers: Answer with updates in bfloat16, a quarter to a half of the bytes. The global parameters then move
             by the rounded updates.
+        quantization_bits: Answer with updates of 8 or 4 bits for a value, and add the rounding error of each to the
+            next one; 0: do not. All workers get the same answer, so they stay equal to the bit.
         async_mode: Apply each worker's update as it arrives, for the parameters that it was computed from. No worker
             waits for another, and each update is a round.
         dn_buffer_size: Updates between two updates of the momentum in asynchronous mode (delayed Nesterov); 0:
@@ -84,6 +86,7 @@ class DiLoCoServer:
         heartbeat_timeout: float = 120.0,
         min_workers: int = 1,
         bf16_answers: bool = False,
+        quantization_bits: int = 0,
         async_mode: bool = False,
         dn_buffer_size: int = 0,
         token: str | None = None,
@@ -105,6 +108,7 @@ class DiLoCoServer:
             heartbeat_timeout=heartbeat_timeout,
             min_workers=min_workers,
             bf16_answers=bf16_answers,
+            quantization_bits=quantization_bits,
             async_mode=async_mode,
             dn_buffer_size=dn_buffer_size,
         )

@@ -8,32 +8,64 @@ import torch
 
 from ...errors import UsageError
 from ..parts import is_dtensor
-from .frames import BUFFER_PREFIX, ArrayFrame, WireArray
+from .compression import SCALE_PREFIX, Compressed, compressed_in, description
+from .frames import BUFFER_PREFIX, ArrayFrame, WireArray, encode
 
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
 
 
-def to_wire(tensors: Mapping[str, torch.Tensor], *, is_bf16: bool = False) -> dict[str, WireArray]:
-    """Return tensors as arrays of a frame, in float32 or rounded to bfloat16. They share memory where they can."""
+def frame_of(
+    tensors: Mapping[str, torch.Tensor | Compressed], metadata: Mapping[str, str], *, is_bf16: bool = False
+) -> list[memoryview]:
+    """Return the pieces of a frame with these tensors, and with what is needed to decode the compressed ones."""
+    return encode(to_wire(tensors, is_bf16=is_bf16), {**metadata, **description(tensors)})
+
+
+def to_wire(tensors: Mapping[str, torch.Tensor | Compressed], *, is_bf16: bool = False) -> dict[str, WireArray]:
+    """Return tensors as arrays of a frame, in float32 or rounded to bfloat16. They share memory where they can.
+
+    The widest come first, so that each is aligned.
+    """
     dtype = "BF16" if is_bf16 else "F32"
-    arrays = {}
+    scales, plain, codes = {}, {}, {}
     for name, tensor in tensors.items():
-        flat = tensor.detach().to("cpu", _DTYPES[dtype]).contiguous().reshape(-1)
-        data = memoryview(flat.view(torch.uint8).numpy().data)
-        arrays[name] = WireArray(dtype=dtype, shape=tuple(tensor.shape), data=data)
-    return arrays
+        if isinstance(tensor, Compressed):
+            scales[SCALE_PREFIX + name] = _array(tensor.scales, "F32")
+            codes[name] = _array(tensor.codes, "U8")
+        else:
+            plain[name] = _array(tensor.detach().to("cpu", _DTYPES[dtype]).contiguous(), dtype)
+    return scales | plain | codes
+
+
+def _array(tensor: torch.Tensor, dtype: str) -> WireArray:
+    data = memoryview(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return WireArray(dtype=dtype, shape=tuple(tensor.shape), data=data)
 
 
 def to_tensors(frame: ArrayFrame) -> dict[str, torch.Tensor]:
-    """Return the arrays of a frame as float32 tensors. They share the frame's memory, which must be writable."""
+    """Return the arrays of a frame as float32 tensors. They share the frame's memory, which must be writable.
+
+    Raises:
+        UsageError: An array is bytes that nothing describes, or does not fit its description.
+    """
+    compressed = compressed_in(frame)
     tensors = {}
     for name, array in frame.arrays.items():
-        if array.data.nbytes:
-            tensor = torch.frombuffer(array.data, dtype=_DTYPES[array.dtype]).reshape(array.shape)
-        else:
-            tensor = torch.empty(array.shape)
-        tensors[name] = tensor.float()
+        if name in compressed:
+            tensors[name] = compressed[name].decoded()
+        elif name.removeprefix(SCALE_PREFIX) not in compressed:
+            tensors[name] = _tensor(name, array)
     return tensors
+
+
+def _tensor(name: str, array: WireArray) -> torch.Tensor:
+    if array.dtype not in _DTYPES:
+        raise UsageError(f"frame: {name!r} has the dtype {array.dtype}, and nothing says what it means; send F32")
+    if array.data.nbytes:
+        tensor = torch.frombuffer(array.data, dtype=_DTYPES[array.dtype]).reshape(array.shape)
+    else:
+        tensor = torch.empty(array.shape)
+    return tensor.float()
 
 
 def exchanged(model: torch.nn.Module) -> dict[str, torch.Tensor]:

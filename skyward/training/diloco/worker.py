@@ -2,6 +2,10 @@
 
 A delta that was sent is never computed again: a worker that got no answer asks for that one first. Meanwhile it trains
 on, and its progress since then is added to the parameters of the answer.
+
+With streaming, one fragment of the model is sent after another. `SyncSchedule` says after which steps, and the number
+of the round says which fragment: fragment r % N in round r. An asynchronous worker takes turns by the numbers of its
+updates. With a delay, a `Flight` exchanges the fragment while training goes on.
 """
 
 from __future__ import annotations
@@ -14,20 +18,21 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 
 from ...errors import UsageError
 from ..parts import unwrapped
-from .algorithm import pseudo_gradient
 from .client import DiLoCoClient
+from .flight import Flight
 from .frames import ArrayFrame, encode, size_of
 from .refusal import RefusalKind, WorkerRefused
+from .replica import Replica, SentFragment
 from .rounds import UpdateKey
 from .schedule import SyncSchedule
-from .settings import SYNC_EVERY, check_options
-from .tensors import exchanged, to_tensors, to_wire
+from .settings import ALPHA_WITH_DELAY, SYNC_EVERY, check_options
+from .tensors import to_wire
 from .transport import ServerUnreachable
 
 FIRST_PAUSE_S = 2.0
@@ -35,6 +40,10 @@ FIRST_PAUSE_S = 2.0
 MOST_PAUSE_S = 60.0
 LONG_POLL_S = 20.0
 """Time that the server holds one question for an answer."""
+ABANDON_S = 2.0
+"""Longest wait of a failed run for a request that it has begun beside training."""
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -44,10 +53,7 @@ class _Pending:
     """An update without an answer."""
 
     key: UpdateKey
-    local: dict[str, torch.Tensor]
-    """The tensors that its delta is computed from, on the CPU."""
-    step: int
-    """Inner step at which they were copied."""
+    sent: SentFragment
 
 
 class DiLoCoWorker:
@@ -58,6 +64,10 @@ class DiLoCoWorker:
     exchanges the worker's progress for that of all workers, which takes until the slowest one is there.
 
     If the server does not answer, the worker trains on, and tries again after the next `sync_every` steps.
+
+    With `num_fragments` above 1, a fragment of the model is exchanged every `sync_every / num_fragments` steps
+    (Streaming DiLoCo, arXiv 2501.18512). With `fragment_sync_delay`, training goes on while it travels. The end of the
+    block waits for a fragment on its way, unless an exception ends it.
 
     Args:
         model: Model that is trained. Its parameters and its buffers of floating point are exchanged.
@@ -73,6 +83,12 @@ class DiLoCoWorker:
             many.
         dylu: Take fewer steps than `sync_every` in each round on a slower worker, so that all are ready at the same
             time (Dynamic Local Updates, arXiv 2401.09135). The server advises the number in its answers to heartbeats.
+        num_fragments: Parts of the model that are exchanged one after another, the same for all workers.
+        fragment_sync_delay: Inner steps between sending a fragment and applying the answer. 0: the step that sends it
+            waits for the answer. An answer is applied before the next fragment is sent, however large the delay.
+        fragment_update_alpha: Weight of the worker's own values when an answer is applied, between 0 and 1. None: 0.5
+            with a delay, and 0 without, which takes the others' values alone.
+        quantization_bits: Bits of each value that is sent, 8 or 4, with error feedback; 0: as `bf16_comm` says.
         token: The server's token; None: from DILOCO_TOKEN, or the file that DILOCO_TOKEN_FILE names.
 
     Raises:
@@ -86,7 +102,7 @@ class DiLoCoWorker:
                 optimizer.step()
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # keyword-only options
         self,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer | None,
@@ -99,6 +115,10 @@ class DiLoCoWorker:
         heartbeat_interval: float = 30.0,
         max_sync_retries: int = 3,
         dylu: bool = False,
+        num_fragments: int = 1,
+        fragment_sync_delay: int = 0,
+        fragment_update_alpha: float | None = None,
+        quantization_bits: int = 0,
         token: str | None = None,
     ) -> None:
         check_options(
@@ -107,28 +127,41 @@ class DiLoCoWorker:
             heartbeat_interval=heartbeat_interval,
             max_sync_retries=max_sync_retries,
             dylu=dylu,
+            num_fragments=num_fragments,
+            fragment_sync_delay=fragment_sync_delay,
+            fragment_update_alpha=fragment_update_alpha,
+            quantization_bits=quantization_bits,
         )
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
             kind = type(optimizer).__name__
             raise UsageError(f"optimizer={kind}: is none of torch; pass None, and call count_step() after each step")
-        self._tensors = exchanged(unwrapped(model))
+        usual_alpha = ALPHA_WITH_DELAY if fragment_sync_delay else 0.0
+        self._replica = Replica(
+            unwrapped(model),
+            num_fragments=num_fragments,
+            alpha=usual_alpha if fragment_update_alpha is None else fragment_update_alpha,
+            is_bf16=bf16_comm,
+            bits=quantization_bits,
+        )
         self._optimizer = _innermost(optimizer)
         self._client = DiLoCoClient(server_addr, token=token, timeout_s=timeout)
-        self._schedule = SyncSchedule(sync_every=sync_every)
+        self._delay = fragment_sync_delay
+        self._is_async = False
         self._sync_every, self._dylu = sync_every, dylu
         self._advised: int | None = None
         """Steps of a round that the server has advised since the last step."""
         self._adopted = sync_every
+        self._schedule = self._new_schedule(0)
         self._wanted_id = worker_id
         self._worker = worker_id or f"{socket.gethostname()}-{secrets.token_hex(4)}"
         self._session = secrets.token_hex(16)
-        self._bf16, self._timeout_s = bf16_comm, timeout
+        self._timeout_s = timeout
         self._heartbeat_s, self._retries = heartbeat_interval, max_sync_retries
-        self._base: dict[str, torch.Tensor] | None = None
-        """Parameters of the base round, in float32; None after a resume whose delta has arrived already."""
         self._base_round: int | None = None
         self._number = 0
         self._pending: _Pending | None = None
+        self._flight: Flight | None = None
+        """Exchange of the pending update beside training."""
         self._hook: Any = None
         self._ended = threading.Event()
         self._heart: threading.Thread | None = None
@@ -155,6 +188,9 @@ class DiLoCoWorker:
         }
         if self._dylu:
             values["dylu_adjustments"] = self._counts["dylu_adjustments"]
+        if self._replica.num_fragments > 1:
+            values["num_fragments"] = self._replica.num_fragments
+            values["fragment_syncs"] = self._counts["sync_count"]
         values.update((name, count) for name, count in self._counts.items() if count and name not in values)
         return {f"diloco/{name}": value for name, value in values.items()}
 
@@ -190,10 +226,23 @@ class DiLoCoWorker:
         if self._heartbeat_s:
             self._heart = threading.Thread(target=self._beat, name="skyward-diloco-heartbeat", daemon=True)
             self._heart.start()
+        if self._pending is not None and self._schedule.in_flight is not None:
+            self._fly(self._pending)
+
+    def finish(self) -> None:
+        """Wait for a fragment on its way, and apply it. Call it when training has ended, before `stop`."""
+        if self._flight is not None:
+            self.force_sync()
 
     def stop(self) -> None:
-        """Leave the server, and count no more steps. The model keeps its parameters. Idempotent."""
+        """Leave the server, and count no more steps. The model keeps its parameters. Idempotent.
+
+        A fragment on its way may be lost; see `finish`.
+        """
         self._ended.set()
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            flight.abandon(ABANDON_S)
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
@@ -213,12 +262,14 @@ class DiLoCoWorker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is None:
+            self.finish()
         self.stop()
 
     # Steps ------------------------------------------------------------------------------------------------------------
 
     def count_step(self) -> None:
-        """Count an inner step, and synchronise if it was the last one of its round."""
+        """Count an inner step, and do what the schedule says: send a fragment, or apply one, or both."""
         self._steps += 1
         self._counts["local_step"] += 1
         advised, self._advised = self._advised, None
@@ -226,15 +277,25 @@ class DiLoCoWorker:
             self._adopted = advised
             self._counts["dylu_adjustments"] += 1
             self._schedule.change_sync_every(advised)
-        if any(action.kind == "send" for action in self._schedule.advance()):
-            self.force_sync()
+        schedule = self._schedule
+        for action in schedule.advance():
+            if action.kind == "send":
+                self._depart()
+            elif self._pending is not None:
+                self.force_sync()
+            if self._schedule is not schedule:  # it was replaced, with the parameters
+                break
 
     def force_sync(self) -> bool:
-        """Synchronise now. Return whether it succeeded; if not, the log says why, and the worker trains on."""
+        """Synchronise now: the fragment that is on its way, or else the next one.
+
+        Returns:
+            Whether it succeeded. If not, the log says why, and the worker trains on.
+        """
         began = time.perf_counter()
-        deadline = began + self._timeout_s
+        flight, self._flight = self._flight, None
         try:
-            self._with_retries(lambda: self._synchronise(deadline), deadline)
+            self._land(flight, began + self._timeout_s)
             self._counts["sync_count"] += 1
             return True
         except ServerUnreachable as error:
@@ -242,19 +303,43 @@ class DiLoCoWorker:
         except (UsageError, WorkerRefused) as error:  # a training of days does not end because its server changed
             _log.error("worker %s trains on without synchronisation: %s", self._worker, error)
         finally:
+            if self._pending is not None:
+                self._pending.sent.is_late = True
             seconds = time.perf_counter() - began
             self._waited_s += seconds
             self._total_sync_time += seconds
             self._last["last_sync_time"] = seconds
         return False
 
-    def _with_retries(self, action: Callable[[], None], deadline: float) -> None:
+    def _depart(self) -> None:
+        """Copy the next fragment. If it is applied in a later step, exchange it beside training."""
+        if self._pending is None:
+            self._pending = self._copied()
+        if self._schedule.in_flight is not None:
+            self._fly(self._pending)
+
+    def _fly(self, pending: _Pending) -> None:
+        deadline = time.perf_counter() + self._timeout_s
+        self._flight = Flight(lambda: self._with_retries(lambda: self._exchanged(pending, deadline), deadline))
+
+    def _land(self, flight: Flight | None, deadline: float) -> None:
+        """Apply an answer that was fetched beside training, or fetch it now. Membership is mended here, if needed."""
+        if flight is not None:
+            try:
+                answer = flight.result()
+            except WorkerRefused as refusal:
+                _log.warning("worker %s: %s", self._worker, refusal.message)
+            else:
+                return self._with_retries(lambda: self._take(answer), deadline)
+        return self._with_retries(lambda: self._synchronise(deadline), deadline)
+
+    def _with_retries(self, action: Callable[[], T], deadline: float) -> T:
         """Do something, again after pauses if the server does not answer. The last ServerUnreachable is raised."""
         pause = FIRST_PAUSE_S
-        for attempt in range(self._retries + 1):
+        attempt = 0
+        while True:
             try:
-                action()
-                return
+                return action()
             except ServerUnreachable as error:
                 if attempt == self._retries or time.perf_counter() >= deadline or self._ended.is_set():
                     raise
@@ -262,73 +347,85 @@ class DiLoCoWorker:
                 self._counts["sync_retries"] += 1
                 self._ended.wait(pause)
                 pause = min(2 * pause, MOST_PAUSE_S)
+                attempt += 1
 
     def _synchronise(self, deadline: float) -> None:
         while True:
             try:
-                return self._take(self._exchanged(deadline))
+                if self._pending is None:
+                    self._pending = self._copied()
+                return self._take(self._exchanged(self._pending, deadline))
             except WorkerRefused as refusal:
                 _log.warning("worker %s: %s", self._worker, refusal.message)
                 if refusal.kind is RefusalKind.ID_TAKEN:
                     raise
-                # Without a delta that is refused for its values the round goes on, and it has an answer.
-                if refusal.kind is not RefusalKind.BAD_DELTA and not self._rejoin(deadline):
+                if not self._rejoin(deadline):
                     return None
 
-    def _exchanged(self, deadline: float) -> ArrayFrame:
-        """Return the answer to the pending update, after sending one if there is none."""
-        if self._pending is None:
-            local = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self._tensors.items()}
-            self._pending = _Pending(self._key(), local, self._counts["local_step"])
-        pending = self._pending
+    def _copied(self) -> _Pending:
+        """Return the update of the next fragment, by its present values."""
+        key = self._key()
+        return _Pending(key, self._replica.copy(self._fragment_of(key)))
+
+    def _fragment_of(self, key: UpdateKey) -> int:
+        return (key.number if self._is_async else key.base_round) % self._replica.num_fragments
+
+    def _exchanged(self, pending: _Pending, deadline: float) -> ArrayFrame:
+        """Return the answer to an update, after sending it if the server does not know it. It changes no parameter."""
+        self._replica.ensure_residuals(pending.sent)
         while True:
             left = deadline - time.perf_counter()
+            if self._ended.is_set():
+                raise ServerUnreachable("the worker has stopped")
             if left <= 0:
                 raise ServerUnreachable(f"no answer within timeout={self._timeout_s:g} s: a worker is slow or gone")
             answer = self._client.answer(pending.key, self._session, wait_s=min(left, LONG_POLL_S))
             if isinstance(answer, ArrayFrame):
                 return answer
             if answer == "unknown":
-                self._send(pending)
+                try:
+                    self._send(pending)
+                except WorkerRefused as refusal:
+                    # Without a delta that is refused for its values the round goes on, and it has an answer.
+                    if refusal.kind is not RefusalKind.BAD_DELTA:
+                        raise
+                    _log.warning("worker %s: %s", self._worker, refusal.message)
 
     def _send(self, pending: _Pending) -> None:
-        if self._base is None:
-            raise WorkerRefused(RefusalKind.WRONG_ROUND, f"worker={self._worker!r}: has no base; load the parameters")
-        delta = {}
-        for name, tensor in pending.local.items():
-            # A model in bfloat16 trains from the rounded parameters. The rounding is no progress.
-            delta[name] = pseudo_gradient(self._base[name].to(tensor.dtype).float(), tensor.float())
-        pieces = encode(to_wire(delta, is_bf16=self._bf16), {})
+        if not self._replica.has_base:  # resumed: the fragments that it has not sent yet are the server's
+            frame = self._fetched()
+            if int(frame.metadata["round"]) != pending.key.base_round:
+                text = f"worker={self._worker!r}: its round {pending.key.base_round} is over; load the parameters"
+                raise WorkerRefused(RefusalKind.WRONG_ROUND, text)
+            self._replica.set_base(frame)
+        pieces = self._replica.prepare(pending.sent)
         self._last["last_send_mb"] = size_of(pieces) / 1e6
         self._client.submit(pending.key, self._session, pieces)
 
     def _take(self, answer: ArrayFrame) -> None:
-        """Go on from an answer, and add what was learnt since its update was computed."""
+        """Go on from an answer."""
         assert self._pending is not None
-        received = to_tensors(answer)
         if answer.metadata.get("warning"):
             _log.warning("worker %s was told: %s", self._worker, answer.metadata["warning"])
         self._last["last_recv_mb"] = sum(array.data.nbytes for array in answer.arrays.values()) / 1e6
-        if answer.metadata["kind"] == "parameters":
-            self._base = received
-        elif self._base is None:  # resumed after its update had arrived: there is nothing to add the answer to
-            answer = self._fetched()
-            self._base = to_tensors(answer)
+        if answer.metadata["kind"] == "update" and not self._replica.has_base:
+            answer = self._fetched()  # resumed after its update had arrived: there is nothing to add the answer to
+            self._replica.receive_base(self._pending.sent, answer)
         else:
-            for name, update in received.items():
-                self._base[name] += update
-        sent = self._pending
-        with torch.no_grad():
-            for name, tensor in self._tensors.items():
-                if sent.step == self._counts["local_step"]:
-                    tensor.copy_(self._base[name])
-                else:
-                    tensor.copy_(self._base[name] + (tensor.cpu() - sent.local[name]))
+            self._replica.receive(self._pending.sent, answer)
         self._begin_round(int(answer.metadata["round"]))
 
     def _begin_round(self, number: int) -> None:
         self._base_round, self._pending = number, None
         self._number += 1
+
+    def _new_schedule(self, first_fragment: int) -> SyncSchedule:
+        return SyncSchedule(
+            sync_every=self._adopted,
+            num_fragments=self._replica.num_fragments,
+            delay=self._delay,
+            first_fragment=first_fragment,
+        )
 
     # Membership -------------------------------------------------------------------------------------------------------
 
@@ -337,30 +434,40 @@ class DiLoCoWorker:
         return UpdateKey(worker=self._worker, base_round=self._base_round, number=self._number)
 
     def _ask_to_join(self) -> dict[str, Any]:
-        layout = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
-        body = {"worker": self._worker, "session": self._session, "base_round": self._base_round, "layout": layout}
-        return self._client.ask("/join", body)
+        body = {
+            "worker": self._worker,
+            "session": self._session,
+            "base_round": self._base_round,
+            "layout": {name: tuple(tensor.shape) for name, tensor in self._replica.tensors.items()},
+            "num_fragments": self._replica.num_fragments,
+        }
+        standing = self._client.ask("/join", body)
+        self._is_async = standing["is_async"]
+        return standing
 
     def _join(self) -> None:
         resumed_round = self._base_round
         standing = self._ask_to_join()
         if not standing["has_model"]:
-            self._client.offer(encode(to_wire(self._tensors), {}))
+            self._client.offer(encode(to_wire(self._replica.tensors), {}))
         if resumed_round is not None:
             if self._goes_on(resumed_round, standing):
                 return
             _log.warning("worker %s gives up the steps since round %d, which is over", self._worker, resumed_round)
         self._await_round(standing, time.perf_counter() + self._timeout_s)
         self._load_current()
-        self._schedule = SyncSchedule(sync_every=self._adopted)
 
     def _goes_on(self, resumed_round: int, standing: Mapping[str, Any]) -> bool:
         """Return whether the parameters of the checkpoint are still of use, and get the base that they need."""
+        if self._replica.has_base and standing["keeps_delta"]:
+            return True
         if standing["round"] == resumed_round and standing["is_awaited"]:
             frame = self._client.parameters()
             if frame is not None and int(frame.metadata["round"]) == resumed_round:
-                self._base = to_tensors(frame)
+                self._replica.set_base(frame)
                 return True
+        if self._is_async and self._replica.num_fragments > 1:
+            return False  # each fragment has a base of another round, and nobody keeps those
         try:  # its update may have arrived before it was killed; it will compute the same one again
             return self._client.answer(self._key(), self._session, wait_s=0) != "unknown"
         except WorkerRefused:
@@ -372,8 +479,8 @@ class DiLoCoWorker:
         self._counts["reconnections"] += 1
         standing = self._ask_to_join()
         if not standing["has_model"]:
-            self._client.offer(encode(to_wire(self._tensors), {}))
-        if standing["keeps_delta"] and self._base is not None:
+            self._client.offer(encode(to_wire(self._replica.tensors), {}))
+        if standing["keeps_delta"] and self._replica.has_base:
             return True
         self._await_round(standing, deadline)
         _log.warning("worker %s gives up the steps since round %s", self._worker, base_round)
@@ -390,11 +497,10 @@ class DiLoCoWorker:
 
     def _load_current(self) -> None:
         frame = self._fetched()
-        self._base = to_tensors(frame)
-        with torch.no_grad():
-            for name, tensor in self._tensors.items():
-                tensor.copy_(self._base[name])
+        self._replica.load(frame)
         self._begin_round(int(frame.metadata["round"]))
+        # A late joiner sends the same fragment as the others, about when they do.
+        self._schedule = self._new_schedule(0 if self._is_async else self._fragment_of(self._key()))
 
     def _fetched(self) -> ArrayFrame:
         frame = self._client.parameters()
@@ -428,8 +534,8 @@ class DiLoCoWorker:
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the round and the counters. The parameters are the model's.
 
-        These are values for JSON. Only after a synchronisation that failed are there tensors: those of the update that
-        waits for its answer.
+        These are values for JSON. There are tensors only of an update that waits for its answer, and with
+        `quantization_bits`: the rounding errors, and the parameters that deltas are relative to.
         """
         pending = self._pending
         return {
@@ -440,14 +546,16 @@ class DiLoCoWorker:
             "session": self._session,
             "base_round": self._base_round,
             "number": self._number,
+            "replica": self._replica.state_dict(),
             "schedule": self._schedule.state_dict(),
-            "pending": None if pending is None else {"step": pending.step, "local": dict(pending.local)},
+            "pending": None if pending is None else _saved(pending.sent),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue at a state that `state_dict` returned. Call it before `start`, with the model's parameters loaded.
 
-        A worker with another `worker_id` than the saved one takes over the counters only.
+        A worker with another `worker_id` than the saved one, or another number of fragments, takes over the counters
+        only.
         """
         if not state:
             return
@@ -457,6 +565,9 @@ class DiLoCoWorker:
         if self._wanted_id not in (None, state["worker_id"]):
             return
         self._worker, self._session = str(state["worker_id"]), str(state["session"])
+        if len(state["replica"]["received_in"]) != self._replica.num_fragments:
+            return
+        self._replica.load_state_dict(state["replica"])
         self._base_round, self._number = state["base_round"], int(state["number"])
         self._schedule.load_state_dict(state["schedule"])
         if self._dylu:
@@ -464,7 +575,12 @@ class DiLoCoWorker:
         else:  # it may have changed since, or DyLU had changed it
             self._schedule.change_sync_every(self._sync_every)
         if state["pending"] is not None:
-            self._pending = _Pending(self._key(), dict(state["pending"]["local"]), int(state["pending"]["step"]))
+            key, saved = self._key(), state["pending"]
+            self._pending = _Pending(key, SentFragment(saved["fragment"], dict(saved["local"]), saved["is_late"]))
+
+
+def _saved(sent: SentFragment) -> dict[str, Any]:
+    return {"fragment": sent.fragment, "local": dict(sent.local), "is_late": sent.is_late}
 
 
 def _innermost(optimizer: torch.optim.Optimizer | None) -> torch.optim.Optimizer | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -14,17 +15,25 @@ _PIECE = 1 << 16
 
 
 class LossyLine:
-    """Listens in front of a server, and passes on one request at a time.
+    """Listens in front of a server, and passes on its requests.
 
     Args:
         target: Port of the server.
         request: Beginning of the requests that are cut, such as "PUT /updates".
         cuts: For each such request in turn: byte of its body before which the line breaks. Negative ones are in its
             head. Later requests pass.
+        gate: Event that all such requests wait for, once they have come in whole; None: they do not wait.
     """
 
-    def __init__(self, target: int, *, request: str, cuts: list[int]) -> None:
+    def __init__(
+        self, target: int, *, request: str, cuts: Sequence[int] = (), gate: threading.Event | None = None
+    ) -> None:
         self._target, self._request, self.cuts = target, request.encode(), list(cuts)
+        self._gate = gate
+        self.begun: list[str] = []
+        """First words of the requests that have come in."""
+        self.ended: list[str] = []
+        """First words of those whose answers have passed."""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._thread = threading.Thread(target=self._accept, daemon=True)
@@ -44,9 +53,15 @@ class LossyLine:
         with contextlib.suppress(OSError):  # closed
             while True:
                 worker, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self._target))
-                with worker, server, contextlib.suppress(OSError):
-                    self._carry(worker, server)
+                threading.Thread(target=self._join, args=(worker,), daemon=True).start()
+
+    def _join(self, worker: socket.socket) -> None:
+        with (
+            contextlib.suppress(OSError),
+            worker,
+            socket.create_connection(("127.0.0.1", self._target)) as server,
+        ):
+            self._carry(worker, server)
 
     def _carry(self, worker: socket.socket, server: socket.socket) -> None:
         request = b""
@@ -58,7 +73,12 @@ class LossyLine:
         while len(body) < length:
             body += worker.recv(_PIECE)
         request = head + b"\r\n\r\n" + body
-        cut = self.cuts.pop(0) if self.cuts and head.startswith(self._request) else None
+        words = head.partition(b"?")[0].decode()
+        self.begun.append(words)
+        is_chosen = head.startswith(self._request)
+        if is_chosen and self._gate is not None:
+            assert self._gate.wait(100)
+        cut = self.cuts.pop(0) if self.cuts and is_chosen else None
         if cut is not None and cut != ANSWER:
             server.sendall(request[: len(request) - length + cut])
             return
@@ -67,3 +87,4 @@ class LossyLine:
             if cut == ANSWER:
                 return
             worker.sendall(answer)
+        self.ended.append(words)

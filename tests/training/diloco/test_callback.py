@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ import torch
 from skyward.errors import UsageError
 from skyward.training import DiLoCoCallback, JsonLogger, TrainerCallback
 from skyward.training.diloco import DiLoCoServer, worker
+from tests.training.diloco.lossy_line import LossyLine
 from tests.training.diloco.runs import TOKEN, are_equal, serving, state_of, together
 from tests.training.keras_process import found_by
-from tests.training.trainer.regression import Line, Points, history, run
+from tests.training.trainer.regression import Line, Points, history, losses, run
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[3]
@@ -145,6 +147,46 @@ ours(Path(sys.argv[1]), joining(sys.argv[2]), Dies())
     assert are_equal(*ends)
 
 
+KILLED_IN_FLIGHT = """
+import sys
+from pathlib import Path
+from tests.training.diloco.test_callback import STREAMING, joining, ours
+
+ours(Path(sys.argv[1]), joining(sys.argv[2], **STREAMING), save_steps=4)
+"""
+STREAMING: dict[str, Any] = {"sync_every": 6, "num_fragments": 2, "fragment_sync_delay": 2, "quantization_bits": 8}
+
+
+def test_a_streaming_run_that_is_killed_while_it_sends_ends_with_the_same_losses(tmp_path: Path) -> None:
+    """The first fragment is sent after step 3, the checkpoint is of step 4, and step 5 waits for the answer."""
+    last_losses: list[float] = []
+    ends, gate = [], threading.Event()
+
+    def train_and_die(folder: Path, server: DiLoCoServer) -> None:
+        port = int(server.address.rpartition(":")[2])
+        with LossyLine(port, request="PUT /updates", cuts=[90], gate=gate) as line:
+            command = [sys.executable, "-c", KILLED_IN_FLIGHT, str(folder), line.address]
+            with subprocess.Popen(command, cwd=ROOT) as process:
+                until(lambda: (folder / "checkpoint-4").exists() and "PUT /updates" in line.begun, within_s=200)
+                process.kill()
+            gate.set()  # the server gets a part of the delta
+            finish(folder, server, resume=True)
+
+    def finish(folder: Path, server: DiLoCoServer, *, resume: bool = False) -> None:
+        options = {"max_steps": 11, "logging_steps": 1, "save_steps": 4, "lr_scheduler_type": "constant"}
+        trainer = run(folder, resume or None, callbacks=[joining(server, **STREAMING)], **options)
+        last_losses.append(losses(trainer)[-1])
+        ends.append(state_of(trainer.model))
+
+    for name, train in (("killed", train_and_die), ("whole", finish)):
+        with serving(Line(), num_workers=2, quantization_bits=8) as server:
+            other = partial(ours, tmp_path / f"{name}-b", joining(server, "b", **STREAMING), data=Points(12), steps=11)
+            together(partial(train, tmp_path / name, server), other)
+            assert server.status()["round"] == 3
+    assert are_equal(*ends)
+    assert last_losses[0] == last_losses[1]
+
+
 # Under others ---------------------------------------------------------------------------------------------------------
 
 
@@ -249,7 +291,10 @@ def test_arguments_beat_the_environment(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_fragments": 4}, "num_fragments=4: streaming is not supported yet; set num_fragments=1"),
+        ({"num_fragments": 0}, "num_fragments=0: must be a whole number >= 1"),
+        ({"fragment_sync_delay": -1}, "fragment_sync_delay=-1: must be a whole number >= 0"),
+        ({"fragment_update_alpha": 1.5}, "fragment_update_alpha=1.5: must be between 0 and 1"),
+        ({"quantization_bits": 3}, "quantization_bits=3: must be 8, 4, or 0 for none; set quantization_bits=8"),
         ({"sync_every": 0}, "sync_every=0: must be a whole number >= 1"),
         ({"timeout": math.inf}, "timeout=inf: must be a finite number of seconds"),
         ({"max_sync_retries": -1}, "max_sync_retries=-1: must be a whole number >= 0"),

@@ -77,7 +77,7 @@ def test_fragments_are_balanced_by_size() -> None:
 
 
 def test_more_fragments_than_parameters_are_refused() -> None:
-    with pytest.raises(UsageError, match="num_fragments=3: the model has 2 parameters"):
+    with pytest.raises(UsageError, match="num_fragments=3: the model has 2 tensors"):
         split_parameters({"a": 1, "b": 1}, 3)
 
 
