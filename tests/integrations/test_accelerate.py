@@ -20,6 +20,7 @@ from skyward.integrations.base import integrate, integrations_of
 from skyward.pool.pool import ComputePool
 from skyward.testing import IntegrationSuite
 from skyward.values.topology import Rank
+from tests.few_modules import lean_frameworks
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def accelerate_pool() -> Iterator[ComputePool]:
     """Open one pool for the whole file, so that its nodes import the framework once."""
     # `accelerate launch` sets these for FSDP. Only `shard_as_on_gpus` reads them.
     image = sky.Image(env={"FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "true"})
-    with sky.ComputePool(sky.Local(), nodes=2, image=image) as pool:
+    with lean_frameworks(), sky.ComputePool(sky.Local(), nodes=2, image=image) as pool:
         yield pool
 
 

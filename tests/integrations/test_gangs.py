@@ -22,6 +22,7 @@ import skyward as sky
 from skyward.errors import GangHung, ResultNotPicklable, SlotLost, TaskExited, TaskTimeout, UsageError
 from skyward.pool.pool import ComputePool
 from skyward.testing import Faults
+from tests.few_modules import lean_frameworks
 from tests.waiting import until, until_text
 
 
@@ -55,7 +56,7 @@ def pool(lines: Lines, files: Path) -> Iterator[ComputePool]:
 
     module = sys.modules[__name__]
     cloudpickle.register_pickle_by_value(module)  # the nodes do not have to import this file, and pytest with it
-    with sky.ComputePool(sky.Local(), nodes=2, logs=sink) as pool:
+    with lean_frameworks(), sky.ComputePool(sky.Local(), nodes=2, logs=sink) as pool:
         gang(dist.barrier)() @ pool  # torch is imported: from here on seconds can be counted
         yield pool
     keep.close()

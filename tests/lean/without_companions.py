@@ -32,6 +32,8 @@ HIDDEN: dict[str, tuple[str, ...]] = {
     "torchmetrics": _OF_TORCHMETRICS,
 }
 """By the package that imports, what it does not find."""
+STAND_INS = {"torch._dynamo": "without_compiler.py"}
+"""By module, the file of this folder that is imported first in its place."""
 
 
 def become(name: str) -> None:
@@ -50,10 +52,20 @@ def become(name: str) -> None:
 class _Finder:
     """The usual finder of modules and distributions, except those that are hidden from the package that asks."""
 
+    def __init__(self) -> None:
+        self._stand_ins = dict(STAND_INS)
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        return None if _is_hidden(fullname) else PathFinder.find_spec(fullname, path, target)
+        if _is_hidden(fullname):
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and fullname in self._stand_ins:
+            file = os.path.join(os.path.dirname(__file__), self._stand_ins.pop(fullname))
+            folders = spec.submodule_search_locations
+            spec = importlib.util.spec_from_file_location(fullname, file, submodule_search_locations=folders)
+        return spec
 
     def find_distributions(self, context: DistributionFinder.Context) -> Iterable[Distribution]:
         return () if _is_hidden(context.name) else PathFinder.find_distributions(context)

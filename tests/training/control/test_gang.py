@@ -12,6 +12,7 @@ import pytest
 import skyward as sky
 from skyward.errors import UsageError
 from tests.engines import engine_of
+from tests.few_modules import lean_frameworks
 from tests.waiting import until
 
 pytest.importorskip("torch")
@@ -19,7 +20,7 @@ pytest.importorskip("torch")
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[sky.ComputePool]:
-    with sky.ComputePool(sky.Local(), nodes=2, logs=False, cancel_grace_s=0.3) as opened:
+    with lean_frameworks(), sky.ComputePool(sky.Local(), nodes=2, logs=False, cancel_grace_s=0.3) as opened:
         yield opened
 
 

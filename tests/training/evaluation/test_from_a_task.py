@@ -14,14 +14,16 @@ import torch.distributed as dist
 
 import skyward as sky
 from skyward.training.evaluation import AsyncEvaluator
+from tests.few_modules import lean_frameworks
 
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[sky.ComputePool]:
     module = sys.modules[__name__]
     cloudpickle.register_pickle_by_value(module)  # the nodes do not have to import this file, and pytest with it
+    options: dict[str, Any] = {"roles": {"evaluation": [2]}, "logs": False}
     try:
-        with sky.ComputePool(sky.Local(), nodes=3, roles={"evaluation": [2]}, logs=False) as opened:
+        with lean_frameworks(), sky.ComputePool(sky.Local(), nodes=3, **options) as opened:
             yield opened
     finally:
         cloudpickle.unregister_pickle_by_value(module)

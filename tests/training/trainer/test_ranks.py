@@ -17,12 +17,13 @@ import skyward as sky
 from skyward.errors import UsageError
 from skyward.pool.pool import ComputePool
 from skyward.training import DDPTrainer, DDPTrainingArguments, RankFailed
+from tests.few_modules import lean_frameworks
 from tests.training.trainer.regression import Line, Points, Stream, callback, history, losses, run, trainer
 
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[ComputePool]:
-    with sky.ComputePool(sky.Local(), nodes=1) as pool:
+    with lean_frameworks(), sky.ComputePool(sky.Local(), nodes=1) as pool:
         yield pool
 
 
