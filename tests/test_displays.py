@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 import skyward as sky
+from skyward.integrations.base import integrate
+from tests.pools_with_gpus import Plain
 
 pytestmark = pytest.mark.usefixtures("patient_output")
 
@@ -192,8 +194,6 @@ def test_functions_of_ipython_are_replaced_once_a_task_imports_them(lines: list[
     assert texts(lines) == ["<IPython.core.display.HTML object>", "3", "[1]"]
 
 
-@sky.compute
-@sky.integrations.torch
 def plot_in_a_gang() -> None:
     print("rank")
     plot()
@@ -201,7 +201,7 @@ def plot_in_a_gang() -> None:
 
 def test_ranks_of_a_gang_show_figures_too(lines: list[sky.LogLine]) -> None:
     with sky.ComputePool(sky.Local(), nodes=2, logs=lines.append) as pool:
-        plot_in_a_gang() @ pool
+        sky.compute(integrate(plot_in_a_gang, Plain()))() @ pool
     for rank in (0, 1):
         shown = [line.text for line in lines if line.rank == rank]
         assert shown == ["rank", "<Figure size 640x480 with 1 Axes>", "open: []"]

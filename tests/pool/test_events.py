@@ -10,7 +10,9 @@ import pytest
 
 import skyward as sky
 from skyward import events
+from skyward.integrations.base import integrate
 from tests.channels import Relayed
+from tests.pools_with_gpus import Plain
 
 
 def kinds(seen: list[events.Event]) -> list[str]:
@@ -75,11 +77,10 @@ def test_calls_are_reported_with_name_node_outcome_and_time() -> None:
 
 
 def test_each_rank_of_a_gang_is_reported() -> None:
-    @sky.compute
-    @sky.integrations.torch(backend="gloo")
-    def rank() -> int:
+    def one() -> int:
         return 1
 
+    rank = sky.compute(integrate(one, Plain()))
     with sky.ComputePool(sky.Local(), nodes=2) as pool:
         stream = pool.events()
         rank() @ pool
