@@ -10,11 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import nbclient
-import nbformat
 import pytest
 
+from tests.few_modules import lean_frameworks
 from tests.kernel import OPEN_POOL, Notebook, notebook
+
+with lean_frameworks():
+    import nbclient
+    import nbformat
 
 __all__ = ["notebook"]
 

@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-import nbformat
 import pytest
 
+from tests.few_modules import lean_frameworks
 from tests.waiting import until
+
+with lean_frameworks():
+    import nbformat
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
