@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 import skyward.errors
 from skyward.cli.integrations import describe, markdown
+from tests.few_modules import LEAN
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
@@ -39,6 +41,7 @@ def test_code_in_the_documentation_runs_and_prints_the_shown_output(code: str, p
     done = subprocess.run(
         [sys.executable, "-W", "error", "example.py"],
         cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(LEAN)},
         capture_output=True,
         text=True,
         timeout=200,

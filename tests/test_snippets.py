@@ -22,6 +22,7 @@ import pytest
 import skyward
 from skyward.cli import build_parser
 from skyward.hub.http.settings import read_settings
+from tests.few_modules import LEAN
 from tests.test_docs import BLOCK, PAGES, ROOT
 
 EXAMPLES = {path.read_text() for path in (ROOT / "examples").glob("*.py")}  # test_examples runs these
@@ -93,7 +94,7 @@ def test_blocks_of_a_guide_run_one_after_the_other_and_print_the_shown_output(na
     done = subprocess.run(
         [sys.executable, "guide.py"],
         cwd=tmp_path,
-        env={**os.environ, "SKYWARD_HUB_SPOOL": str(tmp_path / "spool")},
+        env={**os.environ, "PYTHONPATH": str(LEAN), "SKYWARD_HUB_SPOOL": str(tmp_path / "spool")},
         capture_output=True,
         text=True,
         timeout=200,
