@@ -26,7 +26,7 @@ class Hosts:
             Server(
                 folder / f"host{n}",
                 f"host{n}",
-                options=f"SetEnv XDG_CACHE_HOME={self.cache} XDG_DATA_HOME={self.data} {environment}",
+                environment=f"XDG_CACHE_HOME={self.cache} XDG_DATA_HOME={self.data} {environment}",
             )
             for n in range(count)
         ]

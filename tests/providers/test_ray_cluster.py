@@ -166,7 +166,7 @@ def test_calls_run_in_the_clusters_python_and_nothing_is_left(raylets: Raylets) 
 def test_an_ssh_host_is_a_way_in(raylets: Raylets, tmp_path: Path) -> None:
     needs_sshd()
     variables = " ".join(f"{name}={value}" for name, value in raylets.environment.items())
-    server = Server(tmp_path, options=f"SetEnv {variables}")
+    server = Server(tmp_path, environment=variables)
     server.start()
     host = sky.SSHHost(host=server.host, port=server.port, key_file=server.key, host_keys=[server.public_host_key])
     cluster = sky.RayCluster(host, address=raylets.address, python=sys.executable)

@@ -39,12 +39,13 @@ def free_port() -> int:
 class Server:
     """One sshd.
 
-    `key` logs in, `known_hosts` knows the server, and `config` is a client configuration with the alias `name`.
+    `key` logs in, `known_hosts` knows the server, and `config` is a client configuration with the alias `name`. The
+    sessions have the variables of `environment`, as in "NAME=VALUE NAME=VALUE".
     """
 
     host = "127.0.0.1"
 
-    def __init__(self, folder: Path, name: str = "host", *, options: str = "") -> None:
+    def __init__(self, folder: Path, name: str = "host", *, options: str = "", environment: str = "") -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.name = name
@@ -60,7 +61,9 @@ class Server:
         self._config.write_text(
             f"Port {self.port}\nListenAddress {self.host}\nHostKey {self.host_key}\n"
             f"AuthorizedKeysFile {self.authorized}\nStrictModes no\nUsePAM no\nPidFile none\nMaxStartups 100\n"
-            f"PasswordAuthentication no\n{options}\n"
+            # Below another shell, bash leaves out .bashrc, which it otherwise reads for each command that sshd runs. One
+            # with pyenv's lines starts 80 processes.
+            f"PasswordAuthentication no\nSetEnv SHLVL=1 {environment}\n{options}\n"
         )
         self.config = folder / "ssh_config"
         self.config.write_text(
