@@ -78,6 +78,7 @@ def test_serve_prints_lines_to_paste_and_saves_when_it_is_ended(tmp_path: Path) 
     folder = tmp_path / "of global models"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DILOCO_")}
     command = [sys.executable, "-m", "skyward", "diloco", "serve", "--port", "0", "--save-dir", str(folder)]
+    command += ["--quantization-bits", "4"]
     with subprocess.Popen(
         command,
         env=environment | {"COLUMNS": "60", "TERM": "dumb"},

@@ -45,10 +45,14 @@ def attempt(call: Callable[[], T]) -> tuple[RefusalKind | None, T | None]:
 class Histories(RuleBasedStateMachine):
     """A server's rounds, four workers, and a model of what must have counted."""
 
-    @initialize(min_workers=st.integers(1, 3), more=st.integers(0, 1), present=st.sets(ids))
-    def begin(self, min_workers: int, more: int, present: set[str]) -> None:
+    @initialize(
+        min_workers=st.integers(1, 3), more=st.integers(0, 1), num_fragments=st.integers(1, 3), present=st.sets(ids)
+    )
+    def begin(self, min_workers: int, more: int, num_fragments: int, present: set[str]) -> None:
         self.now, self.needed, self.min_workers = 0.0, min_workers + more, min_workers
         self.rounds = Rounds(min_workers=min_workers, num_workers=self.needed, heartbeat_timeout_s=TIMEOUT_S)
+        self.num_fragments = num_fragments
+        self.rounds.keep_answers(num_fragments)
         self.saved, self.saved_needed = self.rounds.state_dict(), self.needed
         self.workers = {name: Worker(name) for name in "abcd"}
         self.frozen: set[str] = set()
@@ -58,8 +62,8 @@ class Histories(RuleBasedStateMachine):
         self.received: dict[UpdateKey, bool] = {}
         """Updates that the open round has accepted, and whether they count."""
         self.closed: dict[UpdateKey, bool] = {}
-        self.last_closed: dict[str, UpdateKey] = {}
-        """Last update of each worker whose round is closed."""
+        self.last_closed: dict[str, list[UpdateKey]] = {name: [] for name in "abcd"}
+        """Last updates of each worker whose rounds are closed, one for each fragment."""
         for name in sorted(present):
             self.join(name)
 
@@ -97,6 +101,13 @@ class Histories(RuleBasedStateMachine):
         """A worker forgets that it has sent its update, and will send another one."""
         self.workers[name].number += 1
 
+    @rule(name=ids, back=st.integers(1, 3))
+    def resume_from_checkpoint(self, name: str, back: int) -> None:
+        """A worker goes back to one of its last updates, and will send it again."""
+        kept = self.last_closed[name]
+        if back <= len(kept):
+            self.workers[name].base_round, self.workers[name].number = kept[-back].base_round, kept[-back].number
+
     @rule(name=ids, is_refused=st.booleans(), is_answer_lost=st.booleans())
     def submit(self, name: str, is_refused: bool, is_answer_lost: bool) -> None:
         worker = self.workers[name]
@@ -110,7 +121,7 @@ class Histories(RuleBasedStateMachine):
             assert self.rounds.state_dict() == before
             assert key not in self.received or kind in (RefusalKind.NOT_A_MEMBER, RefusalKind.ID_TAKEN)
             if kind is RefusalKind.WRONG_ROUND:
-                assert key != self.last_closed.get(name)
+                assert key not in self.last_closed[name]
                 worker.base_round = None
         elif outcome.kind == "accepted":
             assert key not in self.received
@@ -160,7 +171,8 @@ class Histories(RuleBasedStateMachine):
         assert self.frozen <= {key.worker for key in self.received} | self.removed
         assert not self.rounds.is_complete
         self.closed |= self.received
-        self.last_closed |= {key.worker: key for key in self.received}
+        for key in self.received:
+            self.last_closed[key.worker] = [*self.last_closed[key.worker], key][-self.num_fragments :]
         self.received, self.removed = {}, set()
         self.frozen = set(self.rounds.awaited)
         assert self.frozen == set(self.rounds.workers)
@@ -171,6 +183,7 @@ class Histories(RuleBasedStateMachine):
         """The server goes on from its last round, or from what it saved as it shut down. Its open sums are lost."""
         state = self.rounds.state_dict() if is_shutdown else self.saved
         self.rounds = Rounds(min_workers=self.min_workers, heartbeat_timeout_s=TIMEOUT_S)
+        self.rounds.keep_answers(self.num_fragments)
         self.rounds.load_state_dict(json.loads(json.dumps(state)), now=self.now)
         self.received = {}
         self.needed = self.needed if is_shutdown else self.saved_needed
