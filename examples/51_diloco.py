@@ -5,12 +5,10 @@ python examples/51_diloco.py
 
 from __future__ import annotations
 
-import os
 import tempfile
 from typing import Any
 
 import skyward as sky
-from skyward.training.diloco import DiLoCoServer
 
 STEPS, SYNC_EVERY = 200, 50
 
@@ -25,7 +23,8 @@ def load_digits() -> Any:
 
 @sky.compute
 @sky.stdout(only="head")
-def train(server: str, token: str, folder: str) -> tuple[int, float, float]:
+@sky.integrations.diloco(sync_every=SYNC_EVERY)
+def train(folder: str) -> tuple[int, float, float]:
     """Train on this node's half of the digits. Return the synchronisations, the megabytes sent, and the accuracy."""
     import torch
 
@@ -37,14 +36,12 @@ def train(server: str, token: str, folder: str) -> tuple[int, float, float]:
             return logits if labels is None else {"loss": torch.nn.functional.cross_entropy(logits, labels)}
 
     node = sky.instance_info().node
-    os.environ["DILOCO_TOKEN"] = token
     x_train, x_test, y_train, y_test = load_digits()
     rows = [{"x": x, "labels": y} for x, y in zip(sky.shard(x_train), sky.shard(y_train), strict=True)]
     args = TrainingArguments(output_dir=f"{folder}/{node}", max_steps=STEPS, per_device_train_batch_size=32,
                learning_rate=3e-3, logging_steps=SYNC_EVERY, save_strategy="no", disable_tqdm=True)  # fmt: skip
-    joining = DiLoCoCallback(server, sync_every=SYNC_EVERY, worker_id=f"node-{node}")
     model = Classifier(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
-    trainer = Trainer(model, args, train_dataset=rows, callbacks=[joining])
+    trainer = Trainer(model, args, train_dataset=rows, callbacks=[DiLoCoCallback()])
     trainer.train()
     logs = [record for record in trainer.state.log_history if "diloco/sync_count" in record]
     sent = sum(record["diloco/last_send_mb"] for record in logs)
@@ -53,12 +50,10 @@ def train(server: str, token: str, folder: str) -> tuple[int, float, float]:
 
 
 def main() -> None:
-    pool = sky.ComputePool(provider=sky.Local(), nodes=2)
-    with tempfile.TemporaryDirectory() as folder, pool, DiLoCoServer(num_workers=2) as server:
-        # `@` runs the function on both nodes at once. Each is a worker with data of its own.
-        for node, (count, sent, accuracy) in enumerate(train(server.address, server.token, folder) @ pool):
+    with tempfile.TemporaryDirectory() as folder, sky.ComputePool(provider=sky.Local(), nodes=2) as pool:
+        # Each node is a worker with data of its own, and this program is their server for the length of the call.
+        for node, (count, sent, accuracy) in enumerate(train(folder) @ pool):
             print(f"node {node}: {count} synchronisations, {sent:.3f} MB sent, accuracy {accuracy:.3f}")
-        print(f"the server has averaged {server.status()['parameters']} parameters {server.status()['round']} times")
 
 
 if __name__ == "__main__":

@@ -39,7 +39,9 @@ _PROVIDERS = (
     "Azure Container CoreWeave GCP Hyperstack Kubernetes Lambda LambdaLabs Nebius OCI Paperspace RunPod Scaleway Slurm "
     "TensorDock VastAI Verda Vultr"
 )
-_INTEGRATIONS = "JoblibPool ScikitLearnPool accelerate jax keras lightning ray_cluster tensorflow torch transformers"
+_INTEGRATIONS = (
+    "JoblibPool ScikitLearnPool accelerate diloco jax keras lightning ray_cluster tensorflow torch transformers"
+)
 
 
 def _each(names: str, text: str) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """The one list of the integrations, from which `__init__.py` loads them when they are first used."""
 
 from .accelerate import accelerate as accelerate
+from .diloco import diloco as diloco
 from .jax import jax as jax
 from .joblib import joblib_backend as joblib_backend
 from .joblib import sklearn_backend as sklearn_backend

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from importlib import import_module
-from typing import Any, ClassVar, Literal, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import Any, ClassVar, Literal, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
 from ..calls.compute import ComputeFunction
 from ..core.signatures import checked_options
@@ -129,6 +129,13 @@ class IntegrationBase(ABC):
     def ranks_per_node(self) -> RanksPerNode:
         return self.processes_per_node
 
+    def attached_to(self, fn: Callable[..., Any]) -> Self:
+        """Return the integration for a function that the decorator is about to wrap, in the program and on its nodes.
+
+        An override may complete its fields by the function. `fn` is whatever the user decorates.
+        """
+        return self
+
     def environment(self, rank: Rank) -> dict[str, str]:
         """Return variables for the rank's process. They are set before any user code is unpickled.
 
@@ -169,7 +176,7 @@ def decorator_of(integration: Callable[Options, IntegrationBase]) -> OptionalDec
         made = kind(**options)
 
         def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-            return integrate(function, made)
+            return integrate(function, made.attached_to(function))
 
         return decorate if fn is None else decorate(fn)
 

@@ -47,6 +47,12 @@ def sharded(epochs: int) -> list[float]:
 
 
 @sky.compute
+@sky.integrations.diloco(sync_every=100, min_workers=2, outer_lr=0.5)
+def loosely_joined(epochs: int) -> list[float]:
+    return [1.0] * epochs
+
+
+@sky.compute
 @sky.integrations.keras(backend="torch", seed=1, distribution="data_parallel")
 @sky.integrations.tensorflow
 def fitted(epochs: int) -> list[float]:
@@ -100,6 +106,7 @@ assert_type(bare(2, name="y"), sky.PendingCompute[list[str]])
 assert_type(bare.local(2, name="y"), list[str])
 assert_type(with_options(1), sky.PendingCompute[float])
 assert_type(with_options.with_options(timeout_s=1)(2), sky.PendingCompute[float])
+assert_type(loosely_joined(3), sky.PendingCompute[list[float]])
 assert_type(trained(3), sky.PendingCompute[dict[str, float]])
 assert_type(stacked(3, rate=0.5), sky.PendingCompute[bytes])
 assert_type(stacked.local(3), bytes)

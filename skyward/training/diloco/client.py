@@ -1,4 +1,4 @@
-"""Requests of a worker, or of an operator, to a server. Each is tried once."""
+"""Requests of a worker, or of an operator, to a server, by either transport. Each is tried once."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 from ...errors import UsageError
 from .frames import ArrayFrame, decode
 from .http_transport import HTTPTransport
+from .pool_transport import SCHEME, PoolTransport
 from .refusal import RefusalKind, WorkerRefused
 from .rounds import UpdateKey
 from .transport import SHORT_S, ServerTransport, ServerUnreachable
@@ -22,7 +23,7 @@ class DiLoCoClient:
     """Requests to one server. Any thread may use it.
 
     Args:
-        server_addr: `host:port` or a URL.
+        server_addr: `host:port` or a URL, or `pool://NAME` for a server in the program of this task's pool.
         token: The server's token; None: DILOCO_TOKEN, or the content of the file DILOCO_TOKEN_FILE.
         ca: File with the certificates to trust; None: DILOCO_CA, or those of the system.
         timeout_s: Longest silence of the server in a transfer, in seconds.
@@ -34,7 +35,11 @@ class DiLoCoClient:
     def __init__(
         self, server_addr: str, *, token: str | None = None, ca: str | None = None, timeout_s: float = 600.0
     ) -> None:
-        self._transport: ServerTransport = HTTPTransport(server_addr, token=token, ca=ca)
+        self._transport: ServerTransport
+        if server_addr.startswith(SCHEME):
+            self._transport = PoolTransport(server_addr)
+        else:
+            self._transport = HTTPTransport(server_addr, token=token, ca=ca)
         self._timeout_s = timeout_s
 
     @property

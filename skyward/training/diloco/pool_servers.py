@@ -1,0 +1,211 @@
+"""Servers in a pool's program, by name: those that a decorator has declared, and those that run for a call.
+
+A server begins with the first *seat*, which a rank of a call holds from its first line to its last, and ends with the
+last one. So calls of one name that run at the same time share a server, also calls of several pools.
+
+The options are the program's own, from its decorator: no node chooses a folder on the program's machine. This module
+is imported with the decorator, so it loads neither torch nor a server's library before there is a request.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ...errors import MissingDependency, SkywardError
+from ...wire.task_channel import TaskChannel, services
+from .pool_transport import CHANNEL, ENDED, refuse
+
+if TYPE_CHECKING:
+    from .pool_server import PoolServer
+
+_log = logging.getLogger(__name__)
+_HELLO_S = 30.0
+_PATIENCE_S = 120.0
+"""Time for a failed call to restart, in seconds, where no option gives workers a time to come back."""
+
+_declared: dict[str, Mapping[str, Any]] = {}
+_running: dict[str, SeatedServer] = {}
+_lock = threading.Lock()
+
+
+def declare(server: str, options: Mapping[str, Any]) -> None:
+    """Set the options of the next server of that name. One that runs keeps its own."""
+    _declared[server] = dict(options)
+    services.setdefault(CHANNEL, serve)
+
+
+def forget(server: str) -> None:
+    """Forget the options of a server. One that runs goes on."""
+    _declared.pop(server, None)
+
+
+def serve(channel: TaskChannel) -> None:
+    """Serve a channel of a task: a seat, or one request."""
+    try:
+        head = json.loads(channel.receive(_HELLO_S))
+        if "gang" in head:
+            _hold_seat(channel, head)
+        else:
+            _answer(channel, head)
+    except (OSError, EOFError):  # the task has ended
+        return
+
+
+class SeatedServer:
+    """Server with the seats that are held. It makes its exchange for the first request.
+
+    Args:
+        name: Its name.
+        options: Options of the server; see `sky.integrations.diloco`.
+        former: Server of that name whose call has failed. It ends before this one begins, because both may save.
+    """
+
+    def __init__(self, name: str, options: Mapping[str, Any], former: SeatedServer | None = None) -> None:
+        self._name, self._options, self._former = name, dict(options), former
+        self._seats: dict[str, int] = {}
+        """Seats that each gang holds."""
+        self._numbers: dict[str, int] = {}
+        """Number of each gang with seats, from 0: the lowest one that is free when it comes."""
+        self._left_at: float | None = None
+        self._is_abandoned = False
+        """Whether a seat was left without a goodbye since the first of these gangs came: the call may restart."""
+        self._making = threading.Lock()
+        self._server: PoolServer | None = None
+
+    @property
+    def is_left(self) -> bool:
+        """Return whether nobody holds a seat."""
+        return not self._seats
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether all have left with a goodbye."""
+        return not self._seats and not self._is_abandoned
+
+    @property
+    def is_given_up(self) -> bool:
+        """Return whether the seats were left without a goodbye, and no restart has come."""
+        patience_s: float = self._options["heartbeat_timeout"] or _PATIENCE_S
+        return self._left_at is not None and time.monotonic() - self._left_at > patience_s
+
+    def sit(self, gang: str) -> int:
+        """Take a seat, and return the number of the gang."""
+        self._is_abandoned = self._is_abandoned and not self.is_left
+        free = min(set(range(len(self._numbers) + 1)) - set(self._numbers.values()))
+        self._numbers.setdefault(gang, free)
+        self._seats[gang] = self._seats.get(gang, 0) + 1
+        self._left_at = None
+        return self._numbers[gang]
+
+    def leave(self, gang: str, *, says_goodbye: bool) -> None:
+        """Leave a seat."""
+        self._is_abandoned = self._is_abandoned or not says_goodbye
+        self._seats[gang] -= 1
+        if not self._seats[gang]:
+            del self._seats[gang], self._numbers[gang]
+        if not self._seats:
+            self._left_at = time.monotonic()
+
+    def made(self, workers: int) -> PoolServer:
+        """Return the server, and make it for the first request.
+
+        Raises:
+            UsageError: An option is not legal, or the save is of another model.
+            MissingDependency: This program lacks a library.
+        """
+        with self._making:
+            if self._server is None:
+                self._stop_former()
+                try:
+                    from .pool_server import PoolServer
+                except ModuleNotFoundError as error:
+                    raise MissingDependency(
+                        f"{error.name}: not installed in the pool's program, which is the server; "
+                        "run `pip install 'skyward[diloco]'` there",
+                        name=error.name,
+                    ) from error
+                self._server = PoolServer(self._options, workers, is_over=lambda: _drop_given_up(self._name, self))
+                _log.info("server %s runs in this program, for %d workers", self._name, self._server.num_workers)
+            return self._server
+
+    def evict(self, worker: str) -> None:
+        """Remove a worker whose process is gone, if it has not left. Its round waits for it no longer."""
+        if self._server is not None:
+            self._server.evict(worker)
+
+    def stop(self) -> None:
+        """Save the last state, and end all requests. Idempotent."""
+        with self._making:
+            self._stop_former()
+            if self._server is not None:
+                self._server.stop()
+
+    def _stop_former(self) -> None:
+        former, self._former = self._former, None
+        if former is not None:
+            former.stop()
+
+
+def _hold_seat(channel: TaskChannel, hello: Mapping[str, Any]) -> None:
+    name, gang = hello["server"], hello["gang"]
+    with _lock:
+        server = _seated(name, is_restart=hello["restart"] > 0)
+        number = None if server is None else server.sit(gang)
+    if server is None:
+        problem = "the pool's program has no function with sky.integrations.diloco of that name"
+        channel.send(json.dumps({"error": f"server={name!r}: {problem}; decorate it at the top of a module"}).encode())
+        return
+    worker, says_goodbye = f"call-{number}-rank-{hello['rank']}", False
+    try:
+        channel.send(json.dumps({"worker": worker}).encode())
+        channel.receive()
+        says_goodbye = True
+    finally:
+        server.evict(worker)  # before another process gets its name
+        with _lock:
+            server.leave(gang, says_goodbye=says_goodbye)
+            is_over = server.is_done and _running.get(name) is server
+            if is_over:
+                del _running[name]
+        if is_over:
+            server.stop()
+    channel.send(b"{}")
+
+
+def _seated(name: str, *, is_restart: bool) -> SeatedServer | None:
+    """Return the server for a new seat. A call that is restarted goes on with the one that it left."""
+    server = _running.get(name)
+    if server is not None and (is_restart or not server.is_left):
+        return server
+    if name not in _declared:
+        return None
+    _running[name] = SeatedServer(name, _declared[name], former=server)
+    return _running[name]
+
+
+def _drop_given_up(name: str, server: SeatedServer) -> bool:
+    """Forget a server whose call has failed and does not restart. Return whether it should end."""
+    with _lock:
+        is_over = server.is_left and server.is_given_up
+        if is_over and _running.get(name) is server:
+            del _running[name]
+        return is_over
+
+
+def _answer(channel: TaskChannel, head: Mapping[str, Any]) -> None:
+    with _lock:
+        server = _running.get(head["server"])
+    if server is None:
+        refuse(channel, 503, ENDED)
+        return
+    try:
+        made = server.made(head["workers"])
+    except SkywardError as error:
+        refuse(channel, 400, str(error))
+        return
+    made.answer(channel, head)

@@ -1,0 +1,217 @@
+"""`sky.integrations.diloco`: ranks are workers of a server in the pool's program, by the pool's own channels."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+
+import skyward as sky
+from skyward import integrations
+from skyward.errors import UsageError
+from skyward.training.diloco import DiLoCoWorker
+from skyward.training.diloco.pool_servers import forget
+from tests.channels import Relayed
+from tests.training.diloco.runs import make_model, serving, state_of, step, together
+from tests.training.diloco.runs import train as train_by_http
+
+STEPS, SYNC_EVERY = 6, 3
+
+
+@pytest.fixture(scope="module")
+def provider(tmp_path_factory: pytest.TempPathFactory) -> Relayed:
+    return Relayed(folder=str(tmp_path_factory.mktemp("relays")))
+
+
+@pytest.fixture(scope="module")
+def pool(provider: Relayed) -> Iterator[sky.ComputePool]:
+    """Nodes that are reached by a command, as over SSH."""
+    with sky.ComputePool(provider, nodes=2, logs=False) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _travelling() -> Iterator[None]:
+    # The nodes do not have to import this file, and pytest with it.
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    yield
+    cloudpickle.unregister_pickle_by_value(module)
+
+
+def train(dies_at: int | None = None) -> dict[str, Any]:
+    """Train as a worker whose data depend on its rank. Rank 1 is killed at a step, unless the call was restarted."""
+    from skyward.training import DiLoCoCallback
+
+    options = DiLoCoCallback()  # it finds the server by itself, which tests of callbacks use
+    assert options.server_addr is not None
+    name = options.worker_options["worker_id"]
+    torch.set_num_threads(1)  # sums of several threads differ in the last bit
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with DiLoCoWorker(model, optimizer, options.server_addr, **options.worker_options) as worker:
+        first_round = worker.state_dict()["base_round"]
+        for number in range(STEPS):
+            info = sky.instance_info()
+            if info is not None and info.rank == 1 and info.restart_count == 0 and number == dies_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            step(model, optimizer, number, data_seed=int(name[-1]))
+    return {"name": name, "first_round": first_round, "state": state_of(model), **worker.sync_metrics}
+
+
+def decorated(**options: Any) -> Any:
+    defaults = {"sync_every": SYNC_EVERY, "bf16_comm": False, "heartbeat_timeout": 60.0}
+    return sky.compute(sky.integrations.diloco(**defaults | options)(train))
+
+
+def by_http(workers: int) -> dict[str, torch.Tensor]:
+    """Return the parameters after the same training by HTTP."""
+    models = [make_model() for _ in range(workers)]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with serving(num_workers=workers) as server:
+        together(
+            *(
+                lambda number=number, model=model: train_by_http(
+                    server, model, f"call-0-rank-{number}", STEPS, data_seed=number
+                )
+                for number, model in enumerate(models)
+            )
+        )
+    torch.set_num_threads(threads)
+    return state_of(models[0])
+
+
+def check_equal(found: list[dict[str, Any]], expected: dict[str, torch.Tensor]) -> None:
+    for one in found:
+        assert one["diloco/sync_count"] == STEPS // SYNC_EVERY
+        assert all(torch.equal(one["state"][name], tensor) for name, tensor in expected.items()), one["name"]
+
+
+def test_each_call_has_a_server_and_equals_training_by_http(pool: sky.ComputePool) -> None:
+    """Both transports speak one protocol, and each call begins with its own model."""
+    expected = by_http(2)
+    threads = threading.active_count()
+    function = decorated()
+    for found in (function() @ pool, function() @ pool):
+        assert [one["name"] for one in found] == ["call-0-rank-0", "call-0-rank-1"]
+        assert [one["first_round"] for one in found] == [0, 0]
+        check_equal(found, expected)
+        make_model().load_state_dict(found[0]["state"], strict=False)  # the result is of use here
+    assert threading.active_count() <= threads  # the server has ended with its call
+
+
+def test_links_that_break_cost_and_double_nothing(pool: sky.ComputePool, provider: Relayed) -> None:
+    expected = by_http(2)
+    ended = threading.Event()
+
+    def break_links() -> None:
+        pause_s = 0.1
+        while not ended.wait(pause_s):
+            provider.break_links(0)
+            pause_s *= 1.5  # on a busy machine, a link needs time to carry anything
+
+    breaker = threading.Thread(target=break_links)
+    breaker.start()
+    try:
+        found = decorated()() @ pool
+    finally:
+        ended.set()
+        breaker.join()
+    check_equal(found, expected)
+
+
+def test_calls_of_two_pools_share_a_server(pool: sky.ComputePool) -> None:
+    function = decorated(num_workers=3)
+    found: list[list[dict[str, Any]]] = []
+    with sky.ComputePool(sky.Local(), logs=False) as other:
+        together(lambda: found.append(function() @ pool), lambda: found.append(function() @ other))
+    rows = [row for rows in found for row in rows]
+    assert sorted(row["name"][-6:] for row in rows) == ["rank-0", "rank-0", "rank-1"]
+    assert len({row["name"] for row in rows}) == 3
+    check_equal(rows, rows[0]["state"])
+
+
+def test_a_restarted_call_goes_on_with_its_server(pool: sky.ComputePool) -> None:
+    """The killed rank's place is free at once: its process is known to be gone."""
+    found = decorated().with_options(max_restarts=1)(SYNC_EVERY + 1) @ pool
+    assert [row["name"] for row in found] == ["call-0-rank-0", "call-0-rank-1"]
+    assert min(row["first_round"] for row in found) >= 1
+    assert all(row["diloco/sync_count"] == STEPS // SYNC_EVERY for row in found)
+
+
+def test_the_state_stays_in_a_folder_of_the_program(pool: sky.ComputePool, tmp_path: Path) -> None:
+    function = decorated(save_dir=str(tmp_path / "global"), num_workers=1)
+    assert (function() >> pool)["first_round"] == 0
+    saves = sorted(path.name for path in (tmp_path / "global").iterdir() if path.is_dir())
+    assert saves[-1].endswith(str(STEPS // SYNC_EVERY))
+    assert (function() >> pool)["first_round"] == STEPS // SYNC_EVERY
+
+
+def fit() -> tuple[float, list[float]]:
+    from skyward.training import DiLoCoCallback, Trainer, TrainingArguments
+    from tests.training.frameworks import same_records
+
+    args = TrainingArguments(output_dir="out", max_steps=4, logging_steps=2, save_strategy="no", use_cpu=True)
+    trainer = Trainer(same_records.Line(), args, train_dataset=same_records.rows(), callbacks=[DiLoCoCallback()])
+    trainer.train()
+    count = max(record.get("diloco/sync_count", 0) for record in trainer.state.log_history)
+    return count, [tensor.sum().item() for tensor in trainer.model.parameters()]
+
+
+def test_a_callback_without_arguments_joins_in_a_call_and_does_nothing_elsewhere(
+    pool: sky.ComputePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    function = sky.compute(sky.integrations.diloco(sync_every=2)(fit))
+    (count, first), (_, second) = function() @ pool
+    assert (count, first) == (2, second)
+    assert function.local()[0] == 0
+
+
+def test_a_server_that_the_program_does_not_know_is_refused(pool: sky.ComputePool) -> None:
+    def hold() -> None:
+        pass
+
+    function = sky.integrations.diloco(server="elsewhere")(hold)
+    forget("elsewhere")
+    with pytest.raises(UsageError, match=r"server='elsewhere': the pool's program has no function"):
+        sky.compute(function)() >> pool
+
+
+def test_an_address_in_a_program_needs_a_task() -> None:
+    model = make_model()
+    with pytest.raises(UsageError, match=r"server_addr='pool://x': .* runs in no task"):
+        DiLoCoWorker(model, None, "pool://x")
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"sync_every": 0}, "sync_every=0: "),
+        ({"num_workers": 1, "min_workers": 2}, "num_workers=1: @diloco takes a whole number >= min_workers, 2"),
+        ({"min_workers": 0}, "min_workers=0: @diloco takes a whole number >= 1"),
+        ({"outer_lr": 0}, "outer_lr=0: @diloco takes a number > 0"),
+        ({"outer_momentum": 1.0}, "outer_momentum=1.0: @diloco takes a number in"),
+        ({"heartbeat_timeout": float("nan")}, "heartbeat_timeout=nan: @diloco takes seconds >= 0"),
+        ({"async_mode": True, "min_workers": 2}, "min_workers=2: "),
+        ({"dn_buffer_size": 2}, "dn_buffer_size=2: "),
+        ({"syncevery": 5}, "syncevery"),
+    ],
+)
+def test_illegal_options_are_refused_where_they_are_written(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        integrations.diloco(**options)
+
+
+def test_it_stands_below_compute() -> None:
+    with pytest.raises(UsageError, match=r"@diloco: stands above @sky.compute"):
+        integrations.diloco(sync_every=5)(sky.compute(train))
