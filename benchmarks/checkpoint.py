@@ -96,7 +96,8 @@ def measure(method: Method, state: State, folder: Path, turn: int) -> None:
         loaded = method.load(folder)
         if not is_on_gpu(state):
             method.loaded[turn] = time.perf_counter() - begin
-        assert all(torch.equal(loaded[name].cpu(), tensor.cpu()) for name, tensor in state.items()), method.name
+        is_whole = all(torch.equal(loaded[name].to(tensor.device), tensor) for name, tensor in state.items())
+        assert is_whole, method.name
 
 
 def copy_s(buffers: State, state: State) -> float:
