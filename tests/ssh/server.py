@@ -61,7 +61,7 @@ class Server:
         self._config.write_text(
             f"Port {self.port}\nListenAddress {self.host}\nHostKey {self.host_key}\n"
             f"AuthorizedKeysFile {self.authorized}\nStrictModes no\nUsePAM no\nPidFile none\nMaxStartups 100\n"
-            # Below another shell, bash leaves out .bashrc. Otherwise it reads that file for each command that sshd runs,
+            # Below another shell, bash leaves out .bashrc. Otherwise each command that sshd runs reads that file,
             # and one with pyenv's lines starts 80 processes.
             f"PasswordAuthentication no\nSetEnv SHLVL=1 {environment}\n{options}\n"
         )
