@@ -57,6 +57,8 @@ class _Node:
         self.group, self.bundle = group, bundle
         self._index = index
         self._ray_node = ""
+        self._moved = ""
+        """Reason for which no command can reach the node anymore, until the bundle begins again."""
         self.ticket = ""
         """Name of the stay in this bundle, so that the end of an earlier one does not end it."""
         self._exchange: ActorStreams | None = None
@@ -68,7 +70,7 @@ class _Node:
         async with self._beginning:
             self._lose("the bundle begins again")
             facts = await self._start(limit_s)
-            self._ray_node = facts["ray_node"]
+            self._ray_node, self._moved = facts["ray_node"], ""
             self.ticket = facts["ticket"] = os.urandom(6).hex()
             return facts
 
@@ -76,11 +78,15 @@ class _Node:
         """Run a command on the node, with a connection as its input and output."""
         try:
             async with self._beginning:
-                if self._exchange is None:
+                # The client tries again until the lease is over, and each bridge is a process. A bundle never comes
+                # back, because Ray gives each raylet another identifier.
+                if self._exchange is None and not self._moved:
                     facts = await self._start(_BEGIN_S)
                     if facts["ray_node"] != self._ray_node:
                         self._lose("")
-                        return carried.Ended(None, f"Ray has moved the bundle to {facts['address']}")
+                        self._moved = f"Ray has moved the bundle to {facts['address']}"
+                if self._moved:
+                    return carried.Ended(None, self._moved)
                 exchange = self._exchange
         except (RayError, TimeoutError) as error:
             return carried.Ended(None, f"no bridge: {str(error) or 'timed out'}")
