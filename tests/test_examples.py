@@ -73,7 +73,7 @@ SHOWS: dict[str, tuple[str, ...]] = {
     ),
     "49_ray": (r"pi is about 3\.14, by Ray on 2 nodes",),
     "50_existing_ray": (r"node 0 of 2\nnode 1 of 2", r"sum: 328350"),
-    "51_diloco": (r"node 0: 4 synchronisations, 0\.020 MB sent, accuracy (0\.9\d\d)\nnode 1: .* accuracy \1\n",),
+    "51_diloco": (r"node 0: 4 synchronisations, 0\.02\d MB sent, accuracy (0\.9\d\d)\nnode 1: .* accuracy \1\n",),
     "09_jax": (
         r"(?:\[node 0 rank 0\] epoch +\d+  loss \d\.\d+\n)+",
         r"trained on 2 devices: test accuracy 0\.9[5-9]",
