@@ -24,7 +24,7 @@ from ..calls.futures import Future, refuse_to_wait
 from ..console.activity import RunningTask
 from ..core import interrupts
 from ..core.limits import raise_file_limit
-from ..errors import InternalError, NodeLost, PoolClosed, SkywardError, UsageError
+from ..errors import InternalError, NodeLost, PoolClosed, SkywardError, Unreachable, UsageError
 from ..events import Emit, ignore
 from ..schedule.scheduler import Scheduler
 from ..values.machine import Machine, Machines
@@ -223,7 +223,11 @@ class HostedEngine:
         if self._attaches:
             self.requests.ask("there", timeout_s=_START_S)  # behind the facts of the nodes
         else:
-            self.requests.ask("use", [_plain(machine) for machine in machines], timeout_s=_START_S)
+            try:
+                self.requests.ask("use", [_plain(machine) for machine in machines], timeout_s=_START_S)
+            except TimeoutError:
+                text = f"head of the pool: did not reach all nodes within {_START_S:g} s; open the pool again"
+                raise Unreachable(text) from None
         if self._raiser is not None:
             self._raiser.begin(self.ledger.machines, machines[0].node, self.requests.ask)
 

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
@@ -23,7 +23,7 @@ from ..console.announcer import Announcer, observe
 from ..console.logs import LogFiles, LogLines
 from ..core import interrupts
 from ..core.user_lines import warn_user
-from ..errors import NodeLost, PoolClosed, SkywardError, UsageError
+from ..errors import NodeLost, PoolClosed, SkywardError, Unreachable, UsageError
 from ..events import Event, Overlooked, PoolReady, PoolStarted
 from ..events import PoolClosed as ClosedEvent
 from ..providers.base import Provider, least_billed_s
@@ -460,6 +460,10 @@ class PoolLife:
             if self._known is not None and self._ended_by is None:
                 raise has_ended(self._known, launched[0]) from error
             raise
+        except (Unreachable, NodeLost) as error:
+            if (why := _lease_ended(launched, error)) is not None:
+                raise why from error
+            raise
         if self._ended_by is not None:
             raise self._ended_by
         if self.detachment is not None:
@@ -678,6 +682,21 @@ def _lacks_room(error: BaseException) -> bool:
         return False
     lacks = isinstance(error, OSError) and error.errno in _WANT_OF_ROOM
     return lacks or isinstance(error, MemoryError) or str(error).startswith("can't start new thread")
+
+
+def _lease_ended(machines: Iterable[Machine], error: Unreachable | NodeLost) -> Unreachable | None:
+    """Return the likely reason why a node does not answer: its lease ended in the start, when nobody renews it."""
+    now = time.monotonic()
+    leases = [
+        machine.lease_s for machine in machines if machine.leased_at and now - machine.leased_at > machine.lease_s
+    ]
+    if not leases:
+        return None
+    return Unreachable(
+        f"lease_s={leases[0]:g}: nobody reached the nodes for that long after their agents began, so they ended; set "
+        f"a longer lease_s, such as 60 ({error})",
+        node=error.node,
+    )
 
 
 def _describe(error: BaseException) -> str:

@@ -279,10 +279,11 @@ class NodeSetup:
             if container:
                 container.start(functools.partial(connection.run, stop=self._orders.stop), ready.folder)
                 run = functools.partial(self._run, connection, folder, container.inside)
+            leased_at = time.monotonic()
             reply = self._start_agent(run, ready)
             self._check(ready, reply)
             self._warn_of_links(reply.get("unlinked", {}))
-        return self._made(connection, ready, reply, container)
+        return self._made(connection, ready, reply, container, leased_at)
 
     def _connect(self) -> Connection:
         if self._place.connect is not None:
@@ -482,7 +483,12 @@ class NodeSetup:
             )
 
     def _made(
-        self, connection: Connection, ready: Ready, reply: dict[str, Any], container: Container | None
+        self,
+        connection: Connection,
+        ready: Ready,
+        reply: dict[str, Any],
+        container: Container | None,
+        leased_at: float,
     ) -> Machine:
         handle = RemoteNodeHandle(
             connection=connection,
@@ -504,6 +510,7 @@ class NodeSetup:
             address=reply["address"],
             slots=self._orders.spec.concurrency,
             lease_s=self._orders.lease_s,
+            leased_at=leased_at,
             interface=reply["interface"],
         )
 
@@ -517,6 +524,7 @@ def machine_at(
     slots: int,
     lease_s: float,
     interface: str,
+    leased_at: float = 0.0,
 ) -> Machine:
     """Return the machine of an agent that runs, as this process reaches it."""
     connection, container = handle.connection, handle.container
@@ -530,6 +538,7 @@ def machine_at(
         peer=Peer(node=node, private_ip=address, public_ip=handle.place.public_address or None),
         slots=slots,
         lease_s=lease_s,
+        leased_at=leased_at,
         interface=interface,
         channel=handle.channel_to(socket_path),
         terminal=tuple(connection.terminal()),

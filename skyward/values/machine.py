@@ -171,6 +171,8 @@ class Machine:
     peer: Peer
     slots: int
     lease_s: float
+    leased_at: float = field(default=0.0, compare=False)
+    """Time here (`time.monotonic`) just before its agent and lease began; 0 if this process did not start them."""
     interface: str = ""
     channel: tuple[str, ...] = ()
     """Local command whose standard input and output are a new channel to the agent; empty to use the socket.

@@ -10,6 +10,7 @@ from skyward.engine.head.last_words import read_last_words, write_last_words
 from skyward.engine.head.messages import HeadConfig
 from skyward.engine.head.place import LocalHead
 from skyward.engine.head.relays import NoMachines
+from skyward.engine.head.turns import ClientTurns
 from skyward.engine.hosted import HostedEngine
 from skyward.events import DetachmentWarning, Event
 from tests.waiting import until
@@ -59,6 +60,13 @@ def test_a_client_that_comes_late_is_warned_of_the_end(tmp_path: Path) -> None:
         assert read_last_words(config.folder)["why"] == "because its program closed it"
     finally:
         place.stop()
+
+
+def test_head_of_a_pool_that_ends_with_its_client_warns_of_no_end() -> None:
+    config = HeadConfig(pool="train", folder="/tmp/head", cancel_grace_s=1.0, lease_s=30.0)
+    turns = ClientTurns(config)
+    turns.sessions = 1
+    assert not turns.begins_to_end()
 
 
 def look(argv: tuple[str, ...]) -> tuple[bool, bool]:

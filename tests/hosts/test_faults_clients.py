@@ -90,6 +90,8 @@ if __name__ == "__main__":
         elif what == "closing":
             future = sky.compute(deaf)() > pool
             while not future.running():
+                if future.done():
+                    future.result()
                 time.sleep(0.01)
             sky.compute(abs)(1) >> pool
             say("running")

@@ -174,6 +174,8 @@ provider = sky.SSH(hosts=hosts.split(), config_file=config, lease_s=float(lease_
 with hosted_pool(provider, nodes=3, image=sky.Image(pip_index_url=index), logs=False) as pool:
     future = sky.compute(time.sleep)(600) > pool
     while not future.running():
+        if future.done():  # a node was lost: say so, instead of waiting for ever
+            future.result()
         time.sleep(0.01)
     print("running", flush=True)
     time.sleep(600)

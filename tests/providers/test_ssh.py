@@ -13,21 +13,23 @@ import sys
 import threading
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 import skyward as sky
 from skyward.errors import HostKeyUnknown, NoCapacity, ProviderError, Unreachable, UsageError
-from skyward.events import Event, NodeReady, PhaseEnded, PhaseFailed, PoolStarted, ignore
+from skyward.events import Emit, Event, NodeReady, PhaseEnded, PhaseFailed, PoolStarted, ignore
 from skyward.providers import load, remote
 from skyward.providers.ssh import SSH
 from skyward.providers.ssh_host import SSHHost
 from skyward.ssh import SSHTarget
 from skyward.ssh.connect import Transport
-from skyward.values.machine import PoolSpec
+from skyward.values.machine import Machine, Offer, PoolSpec
 from tests.bootstrap.packages import serve
+from tests.engines import hosted_pool
 from tests.providers.conftest import Hosts
 from tests.stand_in_gpus import GPUS, install_smi
 from tests.waiting import until
@@ -361,6 +363,26 @@ def says(process: subprocess.Popen[str], wanted: str) -> str:
         if line.startswith(wanted):
             return line.strip()
     pytest.fail(f"it ended and never said {wanted!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Late(SSH):
+    """Provider whose nodes are there so late that the lease of the first has ended."""
+
+    def launch(self, spec: PoolSpec, offers: list[Offer], pool: str, nodes: list[int], emit: Emit) -> list[Machine]:
+        machines = super().launch(spec, offers, pool, nodes, emit)
+        until(lambda: not os.path.exists(machines[0].folder))
+        return machines
+
+
+@pytest.mark.parametrize("opened", [sky.ComputePool, hosted_pool])
+def test_lease_that_ends_before_the_pool_is_open_is_named(
+    sshds: Hosts, runtime: Path, opened: Callable[[SSH], sky.ComputePool]
+) -> None:
+    pool = opened(Late(hosts=["host0"], config_file=str(sshds.config), lease_s=3.0))
+    # On a busy machine, the lease ends before the agent has started.
+    with pytest.raises((Unreachable, ProviderError), match=r"lease_s=3: nobody .*; set a longer"):
+        pool.start()
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ class ClientTurns:
     def begins_to_end(self) -> bool:
         """Return, once, whether a detached pool will end soon because no client is there."""
         was_ending = self.is_ending
-        self.is_ending = bool(self.sessions) and self.left_s <= self._config.warning_s
+        self.is_ending = self.is_detached and bool(self.sessions) and self.left_s <= self._config.warning_s
         return self.is_ending and not was_ending
 
     @property

@@ -108,6 +108,11 @@ class Lease:
         return self.starter is not None and not self._page[_CONTACT_AT]
 
     @property
+    def had_no_contact(self) -> bool:
+        """Return whether only contact renews the lease, and there was none."""
+        return self.starter is None and not self._page[_CONTACT_AT]
+
+    @property
     def is_over(self) -> bool:
         (renewed,) = struct.unpack_from("<d", self._page, 0)
         return bool(time.monotonic() - renewed > self.lease_s)
@@ -214,6 +219,9 @@ def _watch(agent: int, lease: Lease, standby: int) -> int:
             lease.renew()
         polled = now
         if lease.is_over or os.getppid() != standby:
+            if lease.is_over and lease.had_no_contact:  # the client reads it, if it still waits for the start
+                with contextlib.suppress(OSError):
+                    os.write(2, f"lease_s={lease.lease_s:g}: nobody renewed it in time; set a longer one\n".encode())
             os.kill(agent, signal.SIGKILL)
             os.waitpid(agent, 0)
             return 3

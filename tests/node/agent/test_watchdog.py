@@ -29,6 +29,7 @@ class Machine:
             waitpid=lambda pid, flags: (0, 0),
             kill=self._kill,
             getppid=lambda: self.parent,
+            write=os.write,
         )
         monkeypatch.setattr(watchdog, "time", clock)
         monkeypatch.setattr(watchdog, "os", system)
@@ -60,10 +61,13 @@ def test_a_lease_that_ran_out_while_the_machine_stood_still_is_renewed(monkeypat
     assert not machine.killed
 
 
-def test_a_lease_that_runs_out_while_the_watchdog_runs_ends_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_that_runs_out_while_the_watchdog_runs_ends_the_agent(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     machine = Machine(monkeypatch, [60.0] + [0.25] * 20)
     assert watch(watchdog.Lease(2.0)) == 3
     assert machine.killed == [1]
+    assert capfd.readouterr().err == "lease_s=2: nobody renewed it in time; set a longer one\n"
 
 
 class Started:
