@@ -5,4 +5,5 @@ from .algorithm import OuterOptimizer as OuterOptimizer
 from .algorithm import OuterSGD as OuterSGD
 from .callback import DiLoCoCallback as DiLoCoCallback
 from .server import DiLoCoServer as DiLoCoServer
+from .torch_outer import TorchOuter as TorchOuter
 from .worker import DiLoCoWorker as DiLoCoWorker

@@ -45,7 +45,7 @@ class DiLoCoServer:
         num_workers: Workers that the first round waits for; in asynchronous mode, workers that are expected.
         port: Port to listen on, 0 for any free one; None: the first free one from 8512 on.
         outer_optimizer: Optimizer of the global parameters; None: SGD with learning rate 0.7 and Nesterov momentum 0.9,
-            in asynchronous mode `DelayedNesterov`.
+            in asynchronous mode `DelayedNesterov`. `TorchOuter` makes one of any optimizer of torch.
         host: Address to listen on. Other machines reach any but a loopback address, so it needs `cert`.
         save_dir: Folder of the saves; None: the state is lost with the process.
         save_every_n_rounds: Rounds between two saves. With more than 1, a server that was killed goes back by some
