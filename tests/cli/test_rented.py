@@ -40,13 +40,20 @@ def server() -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a folder for the types of machines, which moto takes 2 s of processor time to describe."""
+    return str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture(autouse=True)
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: str) -> Iterator[None]:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: str, cache: str) -> Iterator[None]:
     """Make a user with a project that names the account."""
     folder = tempfile.mkdtemp(prefix="s-", dir="/tmp")  # `gc` would find folders of other tests' pools
     monkeypatch.setenv("TMPDIR", folder)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", cache)
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.chdir(tmp_path)
