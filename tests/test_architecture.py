@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import grimp
@@ -101,8 +102,11 @@ pool is public; one of the hub's HTTP interface is known to its handlers only.""
 
 def test_a_class_name_means_one_thing() -> None:
     places: dict[str, list[str]] = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+    texts = {path: path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
+    lines = {path: re.findall(r"^ *class (\w+)", text, re.MULTILINE) for path, text in texts.items()}
+    counts = Counter(name for names in lines.values() for name in names)
+    for path in (path for path, names in lines.items() if any(counts[name] > 1 for name in names)):
+        for node in ast.walk(ast.parse(texts[path])):  # few files, because all take seconds
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
     assert {name: files for name, files in places.items() if len(files) > 1} == TWO_MEANINGS

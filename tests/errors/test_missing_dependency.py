@@ -16,8 +16,9 @@ PACKAGE = Path(skyward.__file__).parent
 
 def raising_calls() -> list[tuple[str, ast.Call]]:
     calls = []
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+    texts = {path: path.read_text() for path in PACKAGE.rglob("*.py")}
+    for path in (path for path, text in texts.items() if "MissingDependency" in text):
+        for node in ast.walk(ast.parse(texts[path])):
             if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "MissingDependency":
                 calls.append((f"{path.relative_to(PACKAGE)}:{node.lineno}", node))
     return calls
