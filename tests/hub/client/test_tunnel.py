@@ -17,8 +17,6 @@ from skyward.testing.hub import HubServer
 from tests.channels import Relayed
 from tests.waiting import until
 
-from .training import train
-
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[HubServer]:
@@ -70,6 +68,8 @@ def test_links_that_break_cost_no_point_and_double_none(server: HubServer, tmp_p
 
 def test_commands_of_the_hub_stop_a_training_in_a_task(server: HubServer, tmp_path: Path) -> None:
     def train_until_stopped(folder: Path) -> int:
+        from .training import train  # imports torch, which no other task needs
+
         class Slow(sky.training.TrainerCallback):
             def on_step_begin(self, **_: Any) -> None:
                 time.sleep(0.02)

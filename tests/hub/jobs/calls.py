@@ -1,4 +1,7 @@
-"""Functions that the tests submit. They are in a module of the test's, which has to travel to the hub."""
+"""Functions that the tests submit. They are in a module of the test's, which has to travel to the hub.
+
+Each process of a job imports it, so it imports neither pytest nor the hub.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import skyward as sky
+
+LINE = 1 << 20
 
 
 @sky.compute
@@ -204,3 +209,30 @@ def save_when_told(file: str) -> int:
         written.rename(path)  # whoever waits for the file finds all of it
         raise
     return int(attempt)
+
+
+@sky.compute
+def crash() -> None:
+    os._exit(3)
+
+
+@sky.compute
+def flood(end: str) -> int:
+    """Write lines of 1 MiB until the file `end` is there, and 32 more. Return their number.
+
+    It takes no notice of how many arrive: a node drops lines that come faster than they are read.
+    """
+    text, lines, left = "x" * (LINE - 1), 0, 32
+    deadline = time.monotonic() + 200
+    while left:
+        assert time.monotonic() < deadline
+        left -= Path(end).exists()
+        print(text)
+        lines += 1
+        time.sleep(0.005)
+    return lines
+
+
+@sky.compute
+def large(size: int) -> bytes:
+    return bytes(size)

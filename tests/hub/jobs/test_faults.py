@@ -12,42 +12,18 @@ from pathlib import Path
 
 import pytest
 
-import skyward as sky
 from skyward import hub
 from skyward.errors import HubError, JobFailed
 from skyward.hub.client import capacity
 from tests.hosts.base import clock_library
 from tests.hub.http.server_processes import ServerProcess, owner_token
-from tests.hub.jobs.calls import add, runs_of, wait_for
+from tests.hub.jobs.calls import LINE, add, flood, large, runs_of, wait_for
 from tests.hub.jobs.hub_process import HubProcess
 from tests.hub.jobs.launcher_process import Launcher
 from tests.hub.postgres import PostgresServer
 from tests.waiting import until
 
-LINE = 1 << 20
 KEPT = 256 << 20
-
-
-@sky.compute
-def flood(end: str) -> int:
-    """Write lines of 1 MiB until the file `end` is there, and 32 more. Return their number.
-
-    It takes no notice of how many arrive: a node drops lines that come faster than they are read.
-    """
-    text, lines, left = "x" * (LINE - 1), 0, 32
-    deadline = time.monotonic() + 200
-    while left:
-        assert time.monotonic() < deadline
-        left -= Path(end).exists()
-        print(text)
-        lines += 1
-        time.sleep(0.005)
-    return lines
-
-
-@sky.compute
-def large(size: int) -> bytes:
-    return bytes(size)
 
 
 def available_memory() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import skyward as sky
 from skyward import hub
 from skyward.cli import main
 from skyward.errors import HubError, SlotLost
-from tests.hub.jobs.calls import wait_for
+from tests.hub.jobs.calls import crash, wait_for
 from tests.hub.jobs.hub_process import HubProcess
 from tests.waiting import until
 
@@ -70,11 +69,6 @@ def test_shell_on_a_job_is_one_on_its_pool(
     assert job.result(60) == "went on"
     assert main(["job", "ssh", job.id, "0", "--", "true"]) == 1
     assert "is completed and has no machines; open a shell while it runs" in capsys.readouterr().err
-
-
-@sky.compute
-def crash() -> None:
-    os._exit(3)
 
 
 def test_death_of_a_process_names_the_function_of_the_job(hub_process: HubProcess) -> None:
