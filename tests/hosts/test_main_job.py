@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.few_modules import LEAN
 from tests.hosts.bed import Bed
 from tests.hosts.ec2 import Ec2
 from tests.hosts.host import Host
@@ -47,7 +48,7 @@ def run_example(example: tuple[str, str], pool: str, folder: Path, **environment
     done = subprocess.run(
         [sys.executable, script],
         cwd=folder,
-        env={**os.environ, **environment},
+        env={**os.environ, "PYTHONPATH": str(LEAN), **environment},
         capture_output=True,
         text=True,
         timeout=500,
