@@ -217,9 +217,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5, help="default: 5")
     parser.add_argument("--only", choices=["asha", "pbt"])
-    parser.add_argument(
-        "--strategy", choices=["bayesian", "random"], default="bayesian", help="of the trials with ASHA"
-    )
     parser.add_argument("--other-draws", action="store_true", help="ASHA draws other parameters than random search")
     arguments = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
