@@ -28,29 +28,38 @@ ON_THE_WAY: tuple[Role, ...] = ("stub", "sshd")
 OF_THE_NODE: tuple[Role, ...] = ("agent", "watchdog", "standby")
 
 
-@pytest.mark.parametrize("role", ["slot", "zygote", "agent", "watchdog", "standby", "stub", "sshd"])
-def test_plain_calls_run_at_most_once_and_lost_ones_are_named(place: Places, ledger_of: NewLedger, role: Role) -> None:
+@pytest.mark.parametrize(
+    "roles", [ON_THE_WAY, ("slot", "zygote"), OF_THE_NODE], ids=["on the way", "of the calls", "of the node"]
+)
+def test_plain_calls_run_at_most_once_and_lost_ones_are_named(
+    place: Places, ledger_of: NewLedger, roles: tuple[Role, ...]
+) -> None:
     here = place(1)
-    ledger = ledger_of(here)
+    with here.pool(concurrency=2) as pool:
+        for role in roles:
+            check_plain_calls(here, ledger_of(here), pool, role)
+
+
+def check_plain_calls(here: Place, ledger: Ledger, pool: sky.ComputePool, role: Role) -> None:
+    """Kill processes of one kind under calls, and check what becomes of the calls. The pool goes on."""
     endless = () if role in ON_THE_WAY else (10, 11)  # both slots are in a call when they die
     call = noted(ledger.path, 0.02, endless)
-    with here.pool(concurrency=2) as pool:
-        futures = {n: ledger.submit(call(n) > pool, n) for n in range(100)}
-        until(lambda: len(ledger.ran()) >= 12)
-        kill(here.hosts[0], role)
-        losses = ledger.settle(futures)
-        ran = ledger.ran()
-        assert max(ran.values()) == 1
-        assert all(ran[n] for n, error in losses.items() if error.started is True)
-        if role in ON_THE_WAY:
-            assert not losses
-        elif role in OF_THE_NODE:
-            assert {type(error) for error in losses.values()} == {NodeLost}
-            assert set(endless) <= set(losses)
-            assert len(losses) < 60, "what was never sent moves to the successor"
-        else:
-            assert {type(error) for error in losses.values()} == {SlotLost}
-            assert set(losses) == set(endless), "of each slot the call that it had begun"
+    futures = {n: ledger.submit(call(n) > pool, n) for n in range(100)}
+    until(lambda: len(ledger.ran()) >= 12)
+    kill(here.hosts[0], role)
+    losses = ledger.settle(futures)
+    ran = ledger.ran()
+    assert max(ran.values()) == 1
+    assert all(ran[n] for n, error in losses.items() if error.started is True)
+    if role in ON_THE_WAY:
+        assert not losses
+    elif role in OF_THE_NODE:
+        assert {type(error) for error in losses.values()} == {NodeLost}
+        assert set(endless) <= set(losses)
+        assert len(losses) < 60, "what was never sent moves to the successor"
+    else:
+        assert {type(error) for error in losses.values()} == {SlotLost}
+        assert set(losses) == set(endless), "of each slot the call that it had begun"
 
 
 def test_with_retries_every_call_is_answered_once_whatever_dies(place: Places, ledger_of: NewLedger) -> None:
