@@ -32,8 +32,8 @@ HIDDEN: dict[str, tuple[str, ...]] = {
     "torchmetrics": _OF_TORCHMETRICS,
 }
 """By the package that imports, what it does not find."""
-STAND_INS = {"torch._dynamo": "without_compiler.py"}
-"""By module, the file of this folder that is imported first in its place."""
+STAND_INS = {} if "REAL_COMPILER" in os.environ else {"torch._dynamo": "without_compiler.py"}
+"""By module, the file of this folder that is imported in its place."""
 
 
 def become(name: str) -> None:
