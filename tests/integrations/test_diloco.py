@@ -215,3 +215,35 @@ def test_illegal_options_are_refused_where_they_are_written(options: dict[str, A
 def test_it_stands_below_compute() -> None:
     with pytest.raises(UsageError, match=r"@diloco: stands above @sky.compute"):
         integrations.diloco(sync_every=5)(sky.compute(train))
+
+
+def fit_as_ranks() -> tuple[int, int, list[float]]:
+    """Train with DDP inside a worker: each rank has data of its own."""
+    from skyward.training import DDPTrainer, DDPTrainingArguments, DiLoCoCallback
+    from tests.training.frameworks import same_records
+
+    info = sky.instance_info()
+    assert info is not None
+    args = DDPTrainingArguments(
+        output_dir=f"out-{info.node}",
+        max_steps=4,
+        per_device_train_batch_size=2,
+        logging_steps=2,
+        save_strategy="no",
+        use_cpu=True,
+        seed=info.node,
+    )
+    trainer = DDPTrainer(same_records.Line(), args, train_dataset=same_records.rows(), callbacks=[DiLoCoCallback()])
+    trainer.train()
+    count = max(record.get("diloco/sync_count", 0) for record in trainer.state.log_history)
+    return info.node, count, [tensor.sum().item() for tensor in trainer.model.parameters()]
+
+
+def test_the_ranks_of_a_process_group_are_one_worker(pool: sky.ComputePool) -> None:
+    joined = sky.integrations.diloco(sync_every=2, num_workers=2)(fit_as_ranks)
+    function = sky.compute(sky.integrations.torch(backend="gloo", processes_per_node=2, returns="ranks")(joined))
+    futures = [function() > pool.node(node) for node in (0, 1)]
+    rows = [row for future in futures for row in future.result(120)]
+    assert [node for node, _, _ in rows] == [0, 0, 1, 1]
+    assert [count for _, count, _ in rows] == [2, 0, 2, 0]  # rank 0 of each worker has the figures
+    assert all(state == rows[0][2] for _, _, state in rows)

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 from ...errors import UsageError
 from ..events import TrainerCallback
 from ..parts import unwrapped
+from .pool_transport import is_group
 from .settings import MAX_SYNC_RETRIES, TIMEOUT_S, check_options, option
 
 if TYPE_CHECKING:
+    from .ranks import WorkerOfRanks
     from .worker import DiLoCoWorker
 
 _log = logging.getLogger(__name__)
@@ -35,7 +37,8 @@ class DiLoCoCallback(TrainerCallback):
     checkpoint must be from the open round, or from the one before. So save at least once in `sync_every` steps, less
     the `fragment_sync_delay`. This holds for streaming, too: the server keeps the last answers for every fragment.
 
-    It works under our trainers, Hugging Face's, Lightning's, and Keras's with the torch backend, in one process each.
+    It works under our trainers, Hugging Face's, Lightning's, and Keras's with the torch backend. The ranks of a process
+    group are one worker, if each has a whole copy of the model, such as under DDP: rank 0 talks to the server.
 
     An argument that is None comes from the environment, or else it has its default:
 
@@ -74,7 +77,7 @@ class DiLoCoCallback(TrainerCallback):
 
     Raises:
         UsageError: a value is not legal. When training begins: the server does not answer or refuses this worker, the
-            model is not torch's, or the run has several ranks.
+            model is not torch's, or it is sharded over ranks.
 
     Example:
         >>> from skyward.training import DiLoCoCallback
@@ -115,7 +118,7 @@ class DiLoCoCallback(TrainerCallback):
         names = {"worker_id": option("worker_id", worker_id), "bf16_comm": bool(option("bf16_comm", bf16_comm))}
         self.worker_options = worker_options | names
         """Options of the worker, from arguments, environment and defaults."""
-        self._worker: DiLoCoWorker | None = None
+        self._worker: DiLoCoWorker | WorkerOfRanks | None = None
         self._resumed: dict[str, Any] = {}
         self._step: int | None = None
         """Steps of the run that were counted, where its optimizer is none of torch."""
@@ -149,10 +152,11 @@ class DiLoCoCallback(TrainerCallback):
                 f"DiLoCoCallback: the run's model is of type {type(model).__name__}, not a torch module; "
                 "train with torch, or with KERAS_BACKEND=torch"
             )
+        from .ranks import WorkerOfRanks
         from .worker import DiLoCoWorker
 
         has_hooks = isinstance(optimizer, torch.optim.Optimizer)
-        worker = DiLoCoWorker(
+        worker = (WorkerOfRanks if is_group(torch) else DiLoCoWorker)(
             model,
             optimizer if has_hooks else None,
             self.server_addr,

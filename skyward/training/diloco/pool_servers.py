@@ -69,6 +69,8 @@ class SeatedServer:
         self._name, self._options, self._former = name, dict(options), former
         self._seats: dict[str, int] = {}
         """Seats that each gang holds."""
+        self._to_come: dict[str, int] = {}
+        """Ranks of each gang that have not taken their seats yet."""
         self._numbers: dict[str, int] = {}
         """Number of each gang with seats, from 0: the lowest one that is free when it comes."""
         self._left_at: float | None = None
@@ -79,7 +81,7 @@ class SeatedServer:
 
     @property
     def is_left(self) -> bool:
-        """Return whether nobody holds a seat."""
+        """Return whether nobody holds a seat, and no rank of a gang is still to come."""
         return not self._seats
 
     @property
@@ -93,21 +95,24 @@ class SeatedServer:
         patience_s: float = self._options["heartbeat_timeout"] or _PATIENCE_S
         return self._left_at is not None and time.monotonic() - self._left_at > patience_s
 
-    def sit(self, gang: str) -> int:
-        """Take a seat, and return the number of the gang."""
+    def sit(self, gang: str, ranks: int) -> int:
+        """Take one of the seats of a gang's ranks, and return the number of the gang."""
         self._is_abandoned = self._is_abandoned and not self.is_left
         free = min(set(range(len(self._numbers) + 1)) - set(self._numbers.values()))
         self._numbers.setdefault(gang, free)
         self._seats[gang] = self._seats.get(gang, 0) + 1
+        self._to_come[gang] = self._to_come.get(gang, ranks) - 1
         self._left_at = None
         return self._numbers[gang]
 
     def leave(self, gang: str, *, says_goodbye: bool) -> None:
-        """Leave a seat."""
+        """Leave a seat. A gang without a goodbye has lost a rank, and all others end with that one."""
         self._is_abandoned = self._is_abandoned or not says_goodbye
         self._seats[gang] -= 1
-        if not self._seats[gang]:
-            del self._seats[gang], self._numbers[gang]
+        if not says_goodbye:
+            self._to_come[gang] = 0
+        if not self._seats[gang] and not self._to_come[gang]:
+            del self._seats[gang], self._to_come[gang], self._numbers[gang]
         if not self._seats:
             self._left_at = time.monotonic()
 
@@ -155,7 +160,7 @@ def _hold_seat(channel: TaskChannel, hello: Mapping[str, Any]) -> None:
     name, gang = hello["server"], hello["gang"]
     with _lock:
         server = _seated(name, is_restart=hello["restart"] > 0)
-        number = None if server is None else server.sit(gang)
+        number = None if server is None else server.sit(gang, hello["ranks"])
     if server is None:
         problem = "the pool's program has no function with sky.integrations.diloco of that name"
         channel.send(json.dumps({"error": f"server={name!r}: {problem}; decorate it at the top of a module"}).encode())

@@ -98,7 +98,13 @@ def seated(server: str, rank: Rank) -> Iterator[str]:
     call = current_call()
     pool = "" if call is None else call.info.job_id
     gang = f"{pool} {rank.head_addr} {rank.head_port} {rank.restart_count}"
-    hello = {"server": server, "gang": gang, "rank": rank.rank, "restart": rank.restart_count}
+    hello = {
+        "server": server,
+        "gang": gang,
+        "rank": rank.rank,
+        "ranks": rank.world_size,
+        "restart": rank.restart_count,
+    }
     with _channel() as channel:
         try:
             answer = _told(channel, hello)

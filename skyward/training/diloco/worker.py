@@ -143,7 +143,7 @@ class DiLoCoWorker:
             is_bf16=bf16_comm,
             bits=quantization_bits,
         )
-        self._optimizer = _innermost(optimizer)
+        self._optimizer = innermost(optimizer)
         self._client = DiLoCoClient(server_addr, token=token, timeout_s=timeout)
         self._delay = fragment_sync_delay
         self._is_async = False
@@ -210,9 +210,6 @@ class DiLoCoWorker:
             UsageError: The server does not answer, or refuses this worker, for example because another process has its
                 id.
         """
-        group = torch.distributed
-        if group.is_available() and group.is_initialized() and group.get_world_size() > 1:
-            raise UsageError("DiLoCoWorker: a worker of several ranks is not supported yet; train on one rank")
         self._ended.clear()
         try:
             self._with_retries(self._join, time.perf_counter() + self._timeout_s)
@@ -583,7 +580,7 @@ def _saved(sent: SentFragment) -> dict[str, Any]:
     return {"fragment": sent.fragment, "local": dict(sent.local), "is_late": sent.is_late}
 
 
-def _innermost(optimizer: torch.optim.Optimizer | None) -> torch.optim.Optimizer | None:
+def innermost(optimizer: torch.optim.Optimizer | None) -> torch.optim.Optimizer | None:
     """Return the optimizer that makes the steps. Accelerate's wrapper, for example, has no hooks."""
     while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
         optimizer = inner

@@ -1,0 +1,118 @@
+"""A worker of several ranks: rank 0 talks to the server, and the others get its parameters by the process group.
+
+Each rank counts the steps by a schedule of its own, so ranks meet only where parameters may have changed. Rank 0's
+place in the schedule travels with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ...errors import UsageError
+from ..parts import unwrapped
+from .schedule import SyncSchedule
+from .tensors import exchanged
+from .worker import DiLoCoWorker, innermost
+
+
+class WorkerOfRanks:
+    """Worker whose model has a copy on each rank of the default process group, such as under DDP.
+
+    Each rank makes one, and calls each method at the same step.
+
+    Args:
+        model: Model that is trained, whole on each rank.
+        optimizer: Its optimizer; None: the loop calls `count_step` after each step.
+        server_addr: Address of the server.
+        options: Options of `DiLoCoWorker`.
+
+    Raises:
+        UsageError: An option is not legal, or the model is sharded over the ranks.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, server_addr: str, **options: Any
+    ) -> None:
+        if options["dylu"]:
+            raise UsageError("dylu=True: a worker of several ranks keeps its sync_every; set dylu=False")
+        self._tensors = exchanged(unwrapped(model))
+        self._optimizer = innermost(optimizer)
+        self._leader = DiLoCoWorker(model, None, server_addr, **options) if dist.get_rank() == 0 else None
+        self._schedule = SyncSchedule(
+            sync_every=options["sync_every"],
+            num_fragments=options["num_fragments"],
+            delay=options["fragment_sync_delay"],
+        )
+        self._hook: Any = None
+
+    @property
+    def sync_metrics(self) -> dict[str, float]:
+        """Metrics of rank 0; none on the others."""
+        return {} if self._leader is None else self._leader.sync_metrics
+
+    def start(self) -> None:
+        """Join, and load the global parameters; see `DiLoCoWorker.start`. All ranks raise the same error.
+
+        Raises:
+            UsageError: As there, or the ranks have different models, such as the stages of a pipeline.
+        """
+        layouts: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(layouts, [(name, tuple(tensor.shape)) for name, tensor in self._tensors.items()])
+        if any(layout != layouts[0] for layout in layouts):
+            raise UsageError("model: differs between the ranks of its process group; train with a whole copy on each")
+        error: list[str | None] = [None]
+        if self._leader is not None:
+            try:
+                self._leader.start()
+            except UsageError as refusal:
+                error = [str(refusal)]
+        dist.broadcast_object_list(error)
+        if error[0] is not None:
+            raise UsageError(error[0])
+        self._share()
+        if self._optimizer is not None:
+            self._hook = self._optimizer.register_step_post_hook(lambda *_: self.count_step())
+
+    def count_step(self) -> None:
+        """Count an inner step. Where the schedule sends or applies, take over the parameters of rank 0 then."""
+        acts = bool(self._schedule.advance())
+        if self._leader is not None:
+            self._leader.count_step()
+        if acts:
+            self._share()
+
+    def finish(self) -> None:
+        """Apply a fragment on its way; see `DiLoCoWorker.finish`."""
+        if self._leader is not None:
+            self._leader.finish()
+        self._share()
+
+    def stop(self) -> None:
+        """Leave the server, and count no more steps. It does not wait for other ranks. Idempotent."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+        if self._leader is not None:
+            self._leader.stop()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of rank 0; nothing on the others."""
+        return {} if self._leader is None else self._leader.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue at a state that rank 0 returned."""
+        if self._leader is not None:
+            self._leader.load_state_dict(state)
+
+    def _share(self) -> None:
+        """Give rank 0's parameters and its place in the schedule to all ranks."""
+        schedule: list[Any] = [None if self._leader is None else self._leader.state_dict()["schedule"]]
+        dist.broadcast_object_list(schedule)
+        self._schedule.load_state_dict(schedule[0])
+        with torch.no_grad():
+            for tensor in self._tensors.values():
+                dist.broadcast(tensor.detach(), src=0)
