@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from skyward.training.diloco import DiLoCoServer, DiLoCoWorker
+from tests.ssh.server import free_port
 
 TOKEN = "a token for tests"
 
@@ -54,7 +55,8 @@ def worker_of(
 
 @contextmanager
 def serving(*arguments: Any, **options: Any) -> Iterator[DiLoCoServer]:
-    with DiLoCoServer(*arguments, **{"port": 0, "token": TOKEN, "heartbeat_timeout": 0, **options}) as server:
+    # Not the kernel's choice: a server that is started again at its port might find it taken by another connection.
+    with DiLoCoServer(*arguments, **{"port": free_port(), "token": TOKEN, "heartbeat_timeout": 0, **options}) as server:
         yield server
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -25,6 +24,7 @@ from skyward.training.diloco.client import DiLoCoClient
 from skyward.training.diloco.frames import encode
 from skyward.training.diloco.rounds import UpdateKey
 from skyward.training.diloco.tensors import exchanged, to_wire
+from tests.ssh.server import free_port
 from tests.training.diloco.lossy_line import ANSWER, LossyLine
 from tests.training.diloco.runs import (
     TOKEN,
@@ -115,8 +115,7 @@ with DiLoCoServer(None, 2, port={port}, token=TOKEN, save_dir={str(folder)!r}, h
 
 def test_a_server_that_is_killed_while_it_saves_costs_nothing(tmp_path: Path) -> None:
     """Two workers train on one after another server. Each is killed when a save has begun."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     models = [make_model(), make_model()]
     address = f"127.0.0.1:{port}"
     workers = [

@@ -10,6 +10,7 @@ import torch
 
 from skyward.training.diloco import TorchOuter, torch_outer
 from tests.doctests import run_examples
+from tests.ssh.server import free_port
 from tests.training.diloco.runs import are_equal, make_model, serving, state_of, step, worker_of
 from tests.training.diloco.test_algorithm import SGD, run, run_torch, tensors
 
@@ -56,12 +57,11 @@ def test_a_restored_optimizer_has_its_moments_and_the_new_settings() -> None:
 def test_a_server_goes_on_with_the_moments_of_its_save(options: dict[str, Any], tmp_path: Path) -> None:
     ends = []
     for folder, restarts in ((tmp_path / "whole", (12,)), (tmp_path / "restarted", (6, 12))):
-        model, first, port = make_model(), 0, 0
+        model, first, port = make_model(), 0, free_port()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         worker = None
         for last in restarts:
             with serving(make_model(), outer_optimizer=TorchOuter(adam), save_dir=folder, port=port) as server:
-                port = int(server.address.rpartition(":")[2])
                 if worker is None:
                     worker = worker_of(server, model, optimizer, "a", sync_every=6, **options)
                     worker.start()
