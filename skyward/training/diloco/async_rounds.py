@@ -77,7 +77,12 @@ class AsyncRounds:
         """Note a heartbeat. Raises WorkerRefused as `Rounds.hear`."""
         self._roster.hear(worker, session, now=now)
 
-    def leave(self, worker: str, session: str) -> None:
+    @property
+    def is_over(self) -> bool:
+        """False: nobody waits for others."""
+        return False
+
+    def leave(self, worker: str, session: str, *, has_ended: bool = False) -> None:
         """Remove a worker that says so. Raises WorkerRefused as `Rounds.leave`."""
         self._roster.check(worker, session)
         self.evict(worker)

@@ -197,12 +197,13 @@ class DeltaExchange:
             speeds = {name: _speed(self._seen.get(name, {})) for name in self._rounds.workers}
             return replace(self._standing(worker), local_steps=local_steps(speeds, most)[worker])
 
-    def leave(self, worker: str, session: str) -> None:
-        """Remove a worker that says so. One that is not present changes nothing."""
+    def leave(self, worker: str, session: str, *, has_ended: bool = False) -> None:
+        """Remove a worker that says so; see `Rounds.leave`. One that is not present changes nothing."""
         with self._lock:
             if worker in self._rounds.workers:
-                self._rounds.leave(worker, session)
-                _log.info("worker %s left in round %d", worker, self._rounds.round)
+                self._rounds.leave(worker, session, has_ended=has_ended)
+                how = "ended its training" if has_ended else "left"
+                _log.info("worker %s %s in round %d", worker, how, self._rounds.round)
                 self._close_complete()
 
     def evict(self, worker: str) -> bool:
@@ -249,13 +250,25 @@ class DeltaExchange:
     # Updates ----------------------------------------------------------------------------------------------------------
 
     def find(self, key: UpdateKey, session: str) -> GlobalParameters | Literal["unknown", "open"]:
-        """Return the answer to an update, `open` while its round is, or `unknown` if its delta has to be sent."""
+        """Return the answer to an update, `open` while its round is, or `unknown` if its delta has to be sent.
+
+        Raises:
+            WorkerRefused: As `Rounds.find`, or nobody is left to end the round (OTHERS_ENDED). The delta stays in it.
+        """
         with self._lock:
             outcome = self._rounds.find(key, session)
             if outcome is None:
                 return "unknown"
             self._rounds.hear(key.worker, session, now=self._clock())
-            return "open" if outcome.answer is None else self._answer(key, outcome.answer)
+            if outcome.answer is not None:
+                return self._answer(key, outcome.answer)
+            if self._rounds.is_over:
+                raise WorkerRefused(
+                    RefusalKind.OTHERS_ENDED,
+                    f"round {key.base_round}: the other workers have ended their training, and too few are left to end "
+                    "it; start more workers, or set min_workers=1",
+                )
+            return "open"
 
     def submit(self, key: UpdateKey, session: str, file: IO[bytes]) -> Literal["accepted", "known"]:
         """Take in a delta that has arrived whole, and close the round if it was the last one.

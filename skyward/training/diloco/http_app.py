@@ -132,7 +132,8 @@ class DiLoCoApp:
 
     async def _leave(self, request: Request) -> Response:
         body = await _json(request)
-        await run_in_threadpool(self._exchange.leave, str(body["worker"]), str(body["session"]))
+        worker, session, has_ended = str(body["worker"]), str(body["session"]), body.get("has_ended") is True
+        await run_in_threadpool(self._exchange.leave, worker, session, has_ended=has_ended)
         return Response(status_code=204)
 
     async def _heartbeat(self, request: Request) -> Response:

@@ -76,9 +76,10 @@ class Roster:
         if self._present[worker].session != session:
             raise self._taken(worker)
 
-    def remove(self, worker: str) -> None:
-        """Remove a worker. One that is not present changes nothing."""
-        self._present.pop(worker, None)
+    def remove(self, worker: str) -> str | None:
+        """Remove a worker, and return its session; None if it is not present."""
+        presence = self._present.pop(worker, None)
+        return None if presence is None else presence.session
 
     def silent(self, *, now: float) -> tuple[str, ...]:
         """Return the workers whose last message is at least the timeout ago, in the order of their ids."""

@@ -18,6 +18,8 @@ class RefusalKind(Enum):
     """The delta belongs to a round that is closed or unknown: the worker loads the current parameters."""
     CONFLICT = "conflict"
     """The worker has sent another delta for the same round: it waits for that one's answer."""
+    OTHERS_ENDED = "others_ended"
+    """The round needs more workers, and those that could end it have ended their training: the worker goes on alone."""
     BAD_DELTA = "bad_delta"
     """The delta must not enter the mean: it does not fit the model, is not finite, or far too large."""
 

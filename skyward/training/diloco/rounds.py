@@ -75,6 +75,9 @@ class Rounds:
     least `min_workers` have submitted. A member that leaves or is evicted is no longer awaited. An update that
     it has submitted stays in the round.
 
+    A round with too few workers waits for more. It is *over* instead, and its workers need not wait, once a worker has
+    left at the end of its training, and no member that was lost may come back. A worker that joins opens it again.
+
     An update counts once. Its key is known from `submit` on, and its answer is kept until the worker's next one. So a
     worker that lost an answer sends the same update again, and gets that answer. With N fragments, the last N answers
     are kept. So a worker may be resumed from a checkpoint that is a whole cycle old, and repeat its steps.
@@ -119,6 +122,10 @@ class Rounds:
         self._answered: dict[str, dict[UpdateKey, UpdateAnswer]] = {}
         """Last updates of each worker whose rounds are closed. They stay when the worker goes: it may come back."""
         self._kept_answers = 1
+        self._is_ending = False
+        """Whether a worker has left at the end of its training since the last one joined."""
+        self._lost: dict[str, str] = {}
+        """Sessions of workers that are gone, and have not ended their training. They may come back."""
 
     def keep_answers(self, number: int) -> None:
         """Keep that many answers for each worker, from the next round on."""
@@ -144,6 +151,12 @@ class Rounds:
         """Readiness to close: no member is awaited, and enough workers have submitted."""
         return not self._awaited and len(self._submitted) >= self._needed
 
+    @property
+    def is_over(self) -> bool:
+        """End without completion: too few workers are left for the round, and nobody is expected."""
+        is_short = not self._awaited and len(self._submitted) < self._min_workers == self._needed
+        return is_short and self._is_ending and not self._missing & self._lost.keys()
+
     # Presence --------------------------------------------------------------------------------------------------------
 
     def join(self, worker: str, session: str, *, now: float, base_round: int | None = None) -> None:
@@ -162,7 +175,10 @@ class Rounds:
         Raises:
             WorkerRefused: Another process has this id (ID_TAKEN).
         """
+        is_new = worker not in self._roster.workers
         self._roster.join(worker, session, now=now)
+        if is_new and self._lost.pop(worker, None) != session:
+            self._is_ending = False  # a worker that begins has others beginning with it
         if base_round == self._round and worker in self._missing:
             self._await(worker)
         self._fill()
@@ -179,18 +195,28 @@ class Rounds:
         """
         self._roster.hear(worker, session, now=now)
 
-    def leave(self, worker: str, session: str) -> None:
+    def leave(self, worker: str, session: str, *, has_ended: bool = False) -> None:
         """Remove a worker that says so. The round may be complete afterwards.
+
+        Args:
+            worker: Its id.
+            session: Session of its process.
+            has_ended: Whether its training has come to its end, so that nobody need wait for its return.
 
         Raises:
             WorkerRefused: The worker is not present (NOT_A_MEMBER), or another process has its id (ID_TAKEN).
         """
         self._roster.check(worker, session)
         self.evict(worker)
+        if has_ended:
+            self._is_ending = True
+            del self._lost[worker]
 
     def evict(self, worker: str) -> None:
         """Remove a worker, whichever process it is. One that is not present changes nothing."""
-        self._roster.remove(worker)
+        session = self._roster.remove(worker)
+        if session is not None:
+            self._lost[worker] = session
         if worker in self._awaited:
             self._awaited.remove(worker)
             self._missing.add(worker)
@@ -300,6 +326,8 @@ class Rounds:
             "members": sorted(self._awaited | (self._submitted.keys() & set(self._roster.workers))),
             "missing": sorted(self._missing | (self._submitted.keys() - set(self._roster.workers))),
             "answered": answered,
+            "is_ending": self._is_ending,
+            "lost": dict(self._lost),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, now: float) -> None:
@@ -311,6 +339,7 @@ class Rounds:
             worker: {UpdateKey(**entry["update"]): UpdateAnswer(**entry["answer"]) for entry in entries}
             for worker, entries in state["answered"].items()
         }
+        self._is_ending, self._lost = state.get("is_ending", False), dict(state.get("lost", {}))
         self._fill()
 
     # Internals -------------------------------------------------------------------------------------------------------

@@ -51,7 +51,8 @@ class DiLoCoServer:
         save_every_n_rounds: Rounds between two saves. With more than 1, a server that was killed goes back by some
             rounds, and so do its workers.
         heartbeat_timeout: Seconds of silence after which a worker is evicted; 0: never.
-        min_workers: Least number of workers that end a round.
+        min_workers: Least number of workers that end a round. Fewer wait for more, except once the others have ended
+            their training: then the last ones train on alone.
         bf16_answers: Answer with updates in bfloat16, a quarter to a half of the bytes. The global parameters then move
             by the rounded updates.
         quantization_bits: Answer with updates of 8 or 4 bits for a value, and add the rounding error of each to the

@@ -42,6 +42,8 @@ LONG_POLL_S = 20.0
 """Time that the server holds one question for an answer."""
 ABANDON_S = 2.0
 """Longest wait of a failed run for a request that it has begun beside training."""
+_FINAL = frozenset({RefusalKind.ID_TAKEN, RefusalKind.OTHERS_ENDED})
+"""Refusals that do not change when the worker joins again."""
 
 T = TypeVar("T")
 
@@ -164,6 +166,7 @@ class DiLoCoWorker:
         """Exchange of the pending update beside training."""
         self._hook: Any = None
         self._ended = threading.Event()
+        self._has_finished = False
         self._heart: threading.Thread | None = None
         self._steps, self._began_at, self._waited_s = 0, 0.0, 0.0
         self._counts = {"sync_count": 0, "local_step": 0, "sync_retries": 0, "reconnections": 0, "dylu_adjustments": 0}
@@ -211,6 +214,7 @@ class DiLoCoWorker:
                 id.
         """
         self._ended.clear()
+        self._has_finished = False
         try:
             self._with_retries(self._join, time.perf_counter() + self._timeout_s)
         except WorkerRefused as refusal:
@@ -227,9 +231,13 @@ class DiLoCoWorker:
             self._fly(self._pending)
 
     def finish(self) -> None:
-        """Wait for a fragment on its way, and apply it. Call it when training has ended, before `stop`."""
+        """Wait for a fragment on its way, and apply it. Call it when training has ended, before `stop`.
+
+        So `stop` tells the server that nobody need wait for the worker's return.
+        """
         if self._flight is not None:
             self.force_sync()
+        self._has_finished = True
 
     def stop(self) -> None:
         """Leave the server, and count no more steps. The model keeps its parameters. Idempotent.
@@ -248,7 +256,8 @@ class DiLoCoWorker:
             self._heart = None
         if self._base_round is not None:
             try:
-                self._client.ask("/leave", {"worker": self._worker, "session": self._session})
+                body = {"worker": self._worker, "session": self._session, "has_ended": self._has_finished}
+                self._client.ask("/leave", body)
             except (WorkerRefused, ServerUnreachable, UsageError) as error:
                 _log.info("worker %s left without a goodbye: %s", self._worker, error)
 
@@ -297,7 +306,10 @@ class DiLoCoWorker:
             return True
         except ServerUnreachable as error:
             _log.warning("worker %s trains on without synchronisation: %s", self._worker, error)
-        except (UsageError, WorkerRefused) as error:  # a training of days does not end because its server changed
+        except WorkerRefused as refusal:
+            level = logging.WARNING if refusal.kind is RefusalKind.OTHERS_ENDED else logging.ERROR
+            _log.log(level, "worker %s trains on without synchronisation: %s", self._worker, refusal.message)
+        except UsageError as error:  # a training of days does not end because its server changed
             _log.error("worker %s trains on without synchronisation: %s", self._worker, error)
         finally:
             if self._pending is not None:
@@ -325,6 +337,8 @@ class DiLoCoWorker:
             try:
                 answer = flight.result()
             except WorkerRefused as refusal:
+                if refusal.kind in _FINAL:
+                    raise
                 _log.warning("worker %s: %s", self._worker, refusal.message)
             else:
                 return self._with_retries(lambda: self._take(answer), deadline)
@@ -353,9 +367,9 @@ class DiLoCoWorker:
                     self._pending = self._copied()
                 return self._take(self._exchanged(self._pending, deadline))
             except WorkerRefused as refusal:
-                _log.warning("worker %s: %s", self._worker, refusal.message)
-                if refusal.kind is RefusalKind.ID_TAKEN:
+                if refusal.kind in _FINAL:
                     raise
+                _log.warning("worker %s: %s", self._worker, refusal.message)
                 if not self._rejoin(deadline):
                     return None
 
@@ -467,8 +481,8 @@ class DiLoCoWorker:
             return False  # each fragment has a base of another round, and nobody keeps those
         try:  # its update may have arrived before it was killed; it will compute the same one again
             return self._client.answer(self._key(), self._session, wait_s=0) != "unknown"
-        except WorkerRefused:
-            return False
+        except WorkerRefused as refusal:
+            return refusal.kind is RefusalKind.OTHERS_ENDED
 
     def _rejoin(self, deadline: float) -> bool:
         """Join again. Return whether the delta is still of use; if not, the current parameters are loaded."""

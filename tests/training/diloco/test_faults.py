@@ -158,6 +158,27 @@ def test_fewer_workers_than_min_workers_end_no_round(caplog: pytest.LogCaptureFi
         assert not lone.force_sync()  # this delta waits when the server stops, and leaves no file open
 
 
+def test_the_last_worker_ends_at_once_when_the_others_have_ended(caplog: pytest.LogCaptureFixture) -> None:
+    """One more round is to come, and `min_workers=2` would let the worker wait for its whole timeout."""
+    with serving(make_model(), num_workers=2, min_workers=2) as server:
+        first = worker_of(server, make_model(), None, "first")
+        last = worker_of(server, make_model(), None, "last", timeout=10_000.0)
+        first.start()
+        last.start()
+
+        def end_first() -> None:
+            until(lambda: [w["worker"] for w in server.status()["workers"] if w["is_awaited"]] == ["first"])
+            first.finish()
+            first.stop()
+
+        together(end_first, lambda: last.force_sync() and pytest.fail("nobody was left"))
+        assert "worker last trains on without synchronisation: round 0: the other workers have ended" in caplog.text
+        assert server.status()["round"] == 0
+        train(server, make_model(), "new", 3)
+        assert last.force_sync()  # its delta was not lost
+        last.stop()
+
+
 def test_a_worker_that_is_evicted_keeps_its_delta_for_its_round() -> None:
     """A worker that was silent comes back while its round is open: nothing of its work is lost."""
     model = make_model()

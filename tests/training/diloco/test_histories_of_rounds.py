@@ -59,6 +59,8 @@ class Histories(RuleBasedStateMachine):
         """Members of the round when it opened."""
         self.removed: set[str] = set()
         """Workers that were removed since."""
+        self.has_ended = False
+        """Whether a worker has ever ended its training."""
         self.received: dict[UpdateKey, bool] = {}
         """Updates that the open round has accepted, and whether they count."""
         self.closed: dict[UpdateKey, bool] = {}
@@ -143,10 +145,17 @@ class Histories(RuleBasedStateMachine):
         assert (kind is RefusalKind.NOT_A_MEMBER) == (name not in self.rounds.workers)
 
     @rule(name=ids)
-    def leave(self, name: str) -> None:
+    def evict(self, name: str) -> None:
         if name in self.rounds.workers:
             self.rounds.evict(name)
             self.removed.add(name)
+
+    @rule(name=ids, has_ended=st.booleans())
+    def leave(self, name: str, has_ended: bool) -> None:
+        kind, _ = attempt(lambda: self.rounds.leave(name, str(self.workers[name].session), has_ended=has_ended))
+        if kind is None:
+            self.removed.add(name)
+            self.has_ended = self.has_ended or has_ended
 
     @rule(name=ids)
     def lose_all_state(self, name: str) -> None:
@@ -197,6 +206,13 @@ class Histories(RuleBasedStateMachine):
         assert not awaited & {key.worker for key in self.received}
         if not awaited and not self.rounds.is_complete:  # then there are too few workers
             assert len(present | {key.worker for key in self.received}) < self.needed
+
+    @invariant()
+    def no_round_is_over_while_it_may_be_completed(self) -> None:
+        if self.rounds.is_over:
+            assert self.has_ended
+            assert not self.rounds.is_complete
+            assert not self.rounds.awaited
 
     def teardown(self) -> None:
         """From any state, workers that come back and train finish rounds."""

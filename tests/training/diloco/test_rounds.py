@@ -120,6 +120,56 @@ def test_a_dead_member_releases_the_barrier() -> None:
     assert rounds.close().counted == ("a",)
 
 
+def leave(rounds: Rounds, worker: str, *, has_ended: bool) -> None:
+    rounds.leave(worker, f"session of {worker}", has_ended=has_ended)
+
+
+def test_a_round_is_over_when_the_others_have_ended_their_training() -> None:
+    rounds = open_round("a", "b", min_workers=2)
+    leave(rounds, "a", has_ended=True)
+    assert not rounds.is_over  # b trains
+    submit(rounds, "b", 0)
+    assert rounds.is_over
+    assert not rounds.is_complete
+    restored = Rounds(min_workers=2)
+    restored.load_state_dict(json.loads(json.dumps(rounds.state_dict())), now=0.0)
+    submit(restored, "b", 0)
+    assert restored.is_over
+    restored.join("new", "session of new", now=0.0)
+    assert restored.awaited == ("new",)
+    leave(restored, "new", has_ended=False)
+    assert not restored.is_over  # who joins may have others joining with it
+
+
+def test_a_round_waits_for_a_member_that_was_lost() -> None:
+    rounds = open_round("a", "b", "c", min_workers=2)
+    leave(rounds, "a", has_ended=True)
+    rounds.evict("b")
+    submit(rounds, "c", 0)
+    assert not rounds.is_over
+    rounds.join("b", "session of b", now=0.0, base_round=0)
+    leave(rounds, "b", has_ended=True)
+    assert rounds.is_over
+
+
+def test_a_round_does_not_wait_for_a_worker_that_was_lost_before_it_began() -> None:
+    rounds = open_round("a", "b", "c", min_workers=2)
+    rounds.evict("c")
+    play(rounds)
+    leave(rounds, "a", has_ended=True)
+    submit(rounds, "b", 1)
+    assert rounds.is_over
+
+
+def test_the_first_round_waits_for_its_workers_whoever_has_ended() -> None:
+    rounds = Rounds(num_workers=3)
+    for worker in ("a", "b"):
+        rounds.join(worker, f"session of {worker}", now=0.0)
+    leave(rounds, "a", has_ended=True)
+    submit(rounds, "b", 0)
+    assert not rounds.is_over
+
+
 def test_heartbeats_keep_a_slow_member() -> None:
     rounds = open_round("a", timeout_s=10.0)
     for now in (9.0, 18.0, 27.0):
