@@ -31,7 +31,7 @@ MODULES = {
     "skyward.training.callbacks": "Callbacks that log, measure and profile a run.",
     "skyward.training.checkpoint": "Checkpoints: write, load, verify, migrate and prune.",
     "skyward.training.control": "Control of a run from outside: status, save, stop.",
-    "skyward.training.diloco": "Loosely joined training: the server, the worker, its callback and outer optimizers.",
+    "skyward.training.diloco": "Loosely joined training: server, worker, callback, sampler and outer optimizers.",
     "skyward.training.evaluation": "Evaluation beside training.",
     "skyward.training.evaluation.dispatchers": "Places where evaluations run.",
     "skyward.training.snapshot": "Copies of a model's state in reused buffers.",

@@ -4,6 +4,7 @@ from .algorithm import DelayedNesterov as DelayedNesterov
 from .algorithm import OuterOptimizer as OuterOptimizer
 from .algorithm import OuterSGD as OuterSGD
 from .callback import DiLoCoCallback as DiLoCoCallback
+from .sampler import DiLoCoSampler as DiLoCoSampler
 from .server import DiLoCoServer as DiLoCoServer
 from .torch_outer import TorchOuter as TorchOuter
 from .worker import DiLoCoWorker as DiLoCoWorker

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ...errors import UsageError
+from .dealing import Deal
 from .membership import Roster
 from .refusal import RefusalKind, WorkerRefused
 from .rounds import ClosedRound, UpdateAnswer, UpdateKey, UpdateOutcome
@@ -117,7 +118,13 @@ class AsyncRounds:
             )
         return None
 
-    def submit(self, update: UpdateKey, session: str, *, now: float, is_refused: bool = False) -> UpdateOutcome:
+    def deal(self, number: int) -> Deal | None:
+        """Return None: workers in no common round share no rows."""
+        return None
+
+    def submit(
+        self, update: UpdateKey, session: str, *, now: float, is_refused: bool = False, rows: int = 0
+    ) -> UpdateOutcome:
         """Take in an update whose delta has arrived whole. `close` must follow before the next one.
 
         Args:
@@ -125,6 +132,7 @@ class AsyncRounds:
             session: Session of the worker's process.
             now: Present time in seconds. The update is a sign of life.
             is_refused: Whether the delta must not count (see `guard`).
+            rows: Not used.
 
         Returns:
             `accepted` exactly once for each key.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import UsageError
 from ..events import TrainerCallback
 from ..parts import unwrapped
+from .dealing import Hand
 from .pool_transport import is_group
 from .settings import MAX_SYNC_RETRIES, TIMEOUT_S, check_options, option
 
@@ -118,6 +119,8 @@ class DiLoCoCallback(TrainerCallback):
         names = {"worker_id": option("worker_id", worker_id), "bf16_comm": bool(option("bf16_comm", bf16_comm))}
         self.worker_options = worker_options | names
         """Options of the worker, from arguments, environment and defaults."""
+        self.hand = Hand()
+        """Rows of this run, for a `DiLoCoSampler`."""
         self._worker: DiLoCoWorker | WorkerOfRanks | None = None
         self._resumed: dict[str, Any] = {}
         self._step: int | None = None
@@ -162,6 +165,7 @@ class DiLoCoCallback(TrainerCallback):
             self.server_addr,
             **self.worker_options,
         )
+        worker.hand = self.hand
         worker.load_state_dict(self._resumed)
         worker.start()
         self._resumed = {}

@@ -30,6 +30,7 @@ from ...errors import UsageError
 from .algorithm import DeltaMean, OuterOptimizer, OuterSGD
 from .async_rounds import AsyncRounds
 from .compression import Compressed, compress_with_feedback, decoded
+from .dealing import Deal
 from .frames import BUFFER_PREFIX, ArrayFrame, decode
 from .guard import NormGuard, check_shapes, delta_norm
 from .refusal import RefusalKind, WorkerRefused
@@ -75,6 +76,18 @@ class GlobalParameters:
     """Whether the worker's delta is in the mean."""
     warning: str = ""
     """Sentence for the worker's log."""
+    deal: Deal | None = None
+    """Rows of the round, by worker; None if they are not dealt."""
+
+
+class _Examined(NamedTuple):
+    """Findings about a delta."""
+
+    refusal: WorkerRefused | None
+    """Reason why it must not count."""
+    norm: float
+    rows: int
+    """Rows that its worker reads in the round."""
 
 
 class Shaped(NamedTuple):
@@ -288,9 +301,10 @@ class DeltaExchange:
             if known:
                 file.close()
                 return "known"
-            refusal, norm = self._examined(key, file)
+            refusal, norm, rows = self._examined(key, file)
             with self._lock:
-                kind = self._rounds.submit(key, session, now=self._clock(), is_refused=refusal is not None).kind
+                is_refused = refusal is not None
+                kind = self._rounds.submit(key, session, now=self._clock(), is_refused=is_refused, rows=rows).kind
                 if kind == "accepted":
                     self._open_fragment = self._fragment_of(key)
                     self._seen.setdefault(key.worker, {})["staleness"] = self._rounds.round - key.base_round
@@ -393,6 +407,7 @@ class DeltaExchange:
             tensors=self._tensors,
             is_counted=is_counted,
             warning=self._save_error,
+            deal=self._rounds.deal(self._rounds.round),
         )
 
     def _answer(self, key: UpdateKey, answer: UpdateAnswer) -> GlobalParameters:
@@ -410,6 +425,7 @@ class DeltaExchange:
             kind="parameters",
             tensors=self._sent_by(key),
             warning=self._save_error,
+            deal=self._rounds.deal(answer.round),
         )
         if self._update is not None and rounds_since == 0 and answer.round == key.base_round + 1:
             return replace(answered, kind="update", tensors=self._update)
@@ -417,8 +433,8 @@ class DeltaExchange:
             return answered
         return self._current()
 
-    def _examined(self, key: UpdateKey, file: IO[bytes]) -> tuple[WorkerRefused | None, float]:
-        """Return the refusal of a delta, if it must not count, and its norm. Called without the lock: it reads it all.
+    def _examined(self, key: UpdateKey, file: IO[bytes]) -> _Examined:
+        """Return the findings about a delta. Called without the lock: it reads it all.
 
         Raises:
             UsageError: The frame is broken, so the worker sends it again.
@@ -427,9 +443,9 @@ class DeltaExchange:
         if self._tensors is None:
             raise UsageError(f"worker={worker!r}: sent a delta, and there is no model yet; offer the parameters first")
         frame, norm = _mapped(file), math.nan
-        delta = to_tensors(frame)
+        delta, rows = to_tensors(frame), _count_in(frame, "rows", default=0)
         if isinstance(self._rounds, AsyncRounds):
-            self._buffer_rounds[worker] = _round_in(frame, default=key.base_round)
+            self._buffer_rounds[worker] = _count_in(frame, "fragment_round", default=key.base_round)
         try:
             check_shapes(worker, delta, self._sent_by(key))
             norm = delta_norm(_part(delta, is_buffers=False))
@@ -439,8 +455,8 @@ class DeltaExchange:
                 self._guards[self._fragment_of(key)].check(worker, norm if is_finite else math.nan)
         except WorkerRefused as refusal:
             _log.warning("round %d goes on without a delta: %s", self._rounds.round, refusal.message)
-            return refusal, norm
-        return None, norm
+            return _Examined(refusal, norm, rows)
+        return _Examined(None, norm, rows)
 
     def _close_complete(self) -> None:
         """Close the round if it is complete: mean, outer step, save. Then let everyone know."""
@@ -583,9 +599,9 @@ def _part(tensors: Mapping[str, torch.Tensor], *, is_buffers: bool) -> dict[str,
     return {name: tensor for name, tensor in tensors.items() if name.startswith(BUFFER_PREFIX) == is_buffers}
 
 
-def _round_in(frame: ArrayFrame, *, default: int) -> int:
-    """Return the round whose fragment a delta is relative to."""
-    text = frame.metadata.get("fragment_round", "")
+def _count_in(frame: ArrayFrame, name: str, *, default: int) -> int:
+    """Return a number that a worker sends with its delta."""
+    text = frame.metadata.get(name, "")
     return int(text) if text.isdecimal() else default
 
 

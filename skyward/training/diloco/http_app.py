@@ -289,6 +289,8 @@ def _frame(parameters: GlobalParameters) -> Response:
         "is_counted": json.dumps(parameters.is_counted),
         "warning": parameters.warning,
     }
+    if parameters.deal is not None:
+        metadata["deal"] = json.dumps(asdict(parameters.deal))
     pieces = frame_of(parameters.tensors, metadata, is_bf16=parameters.kind == "update")
     parts = (bytes(piece[at : at + _PIECE]) for piece in pieces for at in range(0, piece.nbytes, _PIECE))
     headers = {"Content-Length": str(size_of(pieces)), "Content-Type": "application/octet-stream"}

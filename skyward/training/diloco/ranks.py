@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from ...errors import UsageError
 from ..parts import unwrapped
+from .dealing import Hand
 from .schedule import SyncSchedule
 from .tensors import exchanged
 from .worker import DiLoCoWorker, innermost
@@ -48,6 +49,8 @@ class WorkerOfRanks:
             delay=options["fragment_sync_delay"],
         )
         self._hook: Any = None
+        self.hand = Hand()
+        """Rows of this rank, for a `DiLoCoSampler`."""
 
     @property
     def sync_metrics(self) -> dict[str, float]:
@@ -64,8 +67,10 @@ class WorkerOfRanks:
         dist.all_gather_object(layouts, [(name, tuple(tensor.shape)) for name, tensor in self._tensors.items()])
         if any(layout != layouts[0] for layout in layouts):
             raise UsageError("model: differs between the ranks of its process group; train with a whole copy on each")
+        self.hand.split(dist.get_rank(), dist.get_world_size())
         error: list[str | None] = [None]
         if self._leader is not None:
+            self._leader.hand = self.hand
             try:
                 self._leader.start()
             except UsageError as refusal:
@@ -106,13 +111,18 @@ class WorkerOfRanks:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue at a state that rank 0 returned."""
         if self._leader is not None:
+            self._leader.hand = self.hand
             self._leader.load_state_dict(state)
 
     def _share(self) -> None:
-        """Give rank 0's parameters and its place in the schedule to all ranks."""
-        schedule: list[Any] = [None if self._leader is None else self._leader.state_dict()["schedule"]]
-        dist.broadcast_object_list(schedule)
-        self._schedule.load_state_dict(schedule[0])
+        """Give rank 0's parameters, its place in the schedule, and its deal of rows to all ranks."""
+        places: list[Any] = [None, None]
+        if self._leader is not None:
+            places = [self._leader.state_dict()["schedule"], self.hand.state_dict()]
+        dist.broadcast_object_list(places)
+        self._schedule.load_state_dict(places[0])
+        if self._leader is None:
+            self.hand.load_state_dict(places[1])
         with torch.no_grad():
             for tensor in self._tensors.values():
                 dist.broadcast(tensor.detach(), src=0)

@@ -24,6 +24,8 @@ class SentFragment:
     """Its values when they were copied, on the CPU."""
     is_late: bool = False
     """Whether its answer was not there when it should have been. Then the steps since are added to the answer."""
+    rows: int = 0
+    """Rows of the data set that the worker reads in its round."""
     frame: list[memoryview] | None = None
     """Pieces of its frame, once it was needed."""
     residuals: dict[str, torch.Tensor] | None = None
@@ -87,7 +89,7 @@ class Replica:
         wire: Mapping[str, torch.Tensor | Compressed] = delta
         if self._bits:
             wire, sent.residuals = compress_with_feedback(delta, self._residuals, self._bits)
-        metadata = {"fragment_round": str(self._received_in[sent.fragment])}
+        metadata = {"fragment_round": str(self._received_in[sent.fragment]), "rows": str(sent.rows)}
         sent.frame = frame_of(wire, metadata, is_bf16=self._is_bf16 or bool(self._bits))
         return sent.frame
 

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from ...errors import UsageError
 from ..evaluation.legal import check_at_least
+from .dealing import Deal, Dealer
 from .membership import Roster
 from .refusal import RefusalKind, WorkerRefused
 
@@ -82,6 +83,9 @@ class Rounds:
     worker that lost an answer sends the same update again, and gets that answer. With N fragments, the last N answers
     are kept. So a worker may be resumed from a checkpoint that is a whole cycle old, and repeat its steps.
 
+    Each round deals the rows of the data set to its members (see `dealing`). A worker says with its update how many it
+    reads in the round.
+
     A refused delta counts as submitted, so a broken worker does not hold up the others.
 
     Args:
@@ -113,6 +117,7 @@ class Rounds:
         self._min_workers = min_workers
         self._needed = num_workers or min_workers
         """Number of members below which the round takes in workers, and cannot close."""
+        self._dealer = Dealer(self._needed)
         self._round = 0
         self._awaited: set[str] = set()
         self._submitted: dict[str, tuple[UpdateKey, bool]] = {}
@@ -145,6 +150,10 @@ class Rounds:
     def awaited(self) -> tuple[str, ...]:
         """Members of this round that have not submitted, in the order of their ids. They train from its parameters."""
         return tuple(sorted(self._awaited))
+
+    def deal(self, number: int) -> Deal | None:
+        """Return the deal of a round; None if it is over for too long."""
+        return self._dealer.deal_of(number, open_round=self._round)
 
     @property
     def is_complete(self) -> bool:
@@ -257,7 +266,9 @@ class Rounds:
             raise WorkerRefused(RefusalKind.NOT_IN_ROUND, f"{problem}; wait for the next round")
         return None
 
-    def submit(self, update: UpdateKey, session: str, *, now: float, is_refused: bool = False) -> UpdateOutcome:
+    def submit(
+        self, update: UpdateKey, session: str, *, now: float, is_refused: bool = False, rows: int = 0
+    ) -> UpdateOutcome:
         """Take in an update whose delta has arrived whole.
 
         Args:
@@ -265,6 +276,7 @@ class Rounds:
             session: Session of the worker's process.
             now: Present time in seconds. The update is a sign of life.
             is_refused: Whether the delta must not count (see `guard`). The worker is no longer awaited either way.
+            rows: Number of rows that the worker reads in this round, also until the answer, >= 0.
 
         Returns:
             `accepted` exactly once for each key. Only then does the delta belong into the mean.
@@ -280,6 +292,7 @@ class Rounds:
             return known
         self._awaited.remove(update.worker)
         self._submitted[update.worker] = (update, not is_refused)
+        self._dealer.read(rows)
         return UpdateOutcome(kind="accepted")
 
     def close(self) -> ClosedRound:
@@ -305,6 +318,7 @@ class Rounds:
                 del answered[next(iter(answered))]
         self._submitted, self._missing = {}, set()
         self._awaited = set(self._roster.workers)
+        self._dealer.open_round(self._round, self._awaited, least=self._needed, kept=self._kept_answers)
         return closed
 
     # State -----------------------------------------------------------------------------------------------------------
@@ -328,6 +342,7 @@ class Rounds:
             "answered": answered,
             "is_ending": self._is_ending,
             "lost": dict(self._lost),
+            "dealer": self._dealer.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, now: float) -> None:
@@ -340,6 +355,10 @@ class Rounds:
             for worker, entries in state["answered"].items()
         }
         self._is_ending, self._lost = state.get("is_ending", False), dict(state.get("lost", {}))
+        if "dealer" in state:
+            self._dealer.load_state_dict(state["dealer"])
+        else:  # a save of an older version
+            self._dealer.open_round(self._round, self._awaited, least=self._needed, kept=0)
         self._fill()
 
     # Internals -------------------------------------------------------------------------------------------------------
@@ -347,6 +366,7 @@ class Rounds:
     def _await(self, worker: str) -> None:
         self._awaited.add(worker)
         self._missing.discard(worker)
+        self._dealer.seat(worker, self._missing)
 
     def _fill(self) -> None:
         """Take workers into a short round, in the order in which they joined."""

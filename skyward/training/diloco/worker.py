@@ -10,6 +10,7 @@ updates. With a delay, a `Flight` exchanges the fragment while training goes on.
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
 import socket
@@ -25,6 +26,7 @@ import torch
 from ...errors import UsageError
 from ..parts import unwrapped
 from .client import DiLoCoClient
+from .dealing import Deal, Hand
 from .flight import Flight
 from .frames import ArrayFrame, encode, size_of
 from .refusal import RefusalKind, WorkerRefused
@@ -146,6 +148,8 @@ class DiLoCoWorker:
             bits=quantization_bits,
         )
         self._optimizer = innermost(optimizer)
+        self.hand = Hand()
+        """Rows of this worker, for a `DiLoCoSampler`."""
         self._client = DiLoCoClient(server_addr, token=token, timeout_s=timeout)
         self._delay = fragment_sync_delay
         self._is_async = False
@@ -376,7 +380,9 @@ class DiLoCoWorker:
     def _copied(self) -> _Pending:
         """Return the update of the next fragment, by its present values."""
         key = self._key()
-        return _Pending(key, self._replica.copy(self._fragment_of(key)))
+        sent = self._replica.copy(self._fragment_of(key))
+        sent.rows = self.hand.rows_after(self._delay, self._counts["local_step"])
+        return _Pending(key, sent)
 
     def _fragment_of(self, key: UpdateKey) -> int:
         return (key.number if self._is_async else key.base_round) % self._replica.num_fragments
@@ -424,11 +430,13 @@ class DiLoCoWorker:
             self._replica.receive_base(self._pending.sent, answer)
         else:
             self._replica.receive(self._pending.sent, answer)
-        self._begin_round(int(answer.metadata["round"]))
+        self._begin_round(answer)
 
-    def _begin_round(self, number: int) -> None:
-        self._base_round, self._pending = number, None
+    def _begin_round(self, frame: ArrayFrame) -> None:
+        self._base_round, self._pending = int(frame.metadata["round"]), None
         self._number += 1
+        deal = frame.metadata.get("deal")
+        self.hand.take(None if deal is None else Deal.from_json(json.loads(deal)), self._worker)
 
     def _new_schedule(self, first_fragment: int) -> SyncSchedule:
         return SyncSchedule(
@@ -509,7 +517,7 @@ class DiLoCoWorker:
     def _load_current(self) -> None:
         frame = self._fetched()
         self._replica.load(frame)
-        self._begin_round(int(frame.metadata["round"]))
+        self._begin_round(frame)
         # A late joiner sends the same fragment as the others, about when they do.
         self._schedule = self._new_schedule(0 if self._is_async else self._fragment_of(self._key()))
 
@@ -558,6 +566,7 @@ class DiLoCoWorker:
             "base_round": self._base_round,
             "number": self._number,
             "replica": self._replica.state_dict(),
+            "hand": self.hand.state_dict(),
             "schedule": self._schedule.state_dict(),
             "pending": None if pending is None else _saved(pending.sent),
         }
@@ -579,6 +588,8 @@ class DiLoCoWorker:
         if len(state["replica"]["received_in"]) != self._replica.num_fragments:
             return
         self._replica.load_state_dict(state["replica"])
+        if "hand" in state:  # older checkpoints have none
+            self.hand.load_state_dict(state["hand"])
         self._base_round, self._number = state["base_round"], int(state["number"])
         self._schedule.load_state_dict(state["schedule"])
         if self._dylu:
@@ -588,10 +599,11 @@ class DiLoCoWorker:
         if state["pending"] is not None:
             key, saved = self._key(), state["pending"]
             self._pending = _Pending(key, SentFragment(saved["fragment"], dict(saved["local"]), saved["is_late"]))
+            self._pending.sent.rows = saved.get("rows", 0)
 
 
 def _saved(sent: SentFragment) -> dict[str, Any]:
-    return {"fragment": sent.fragment, "local": dict(sent.local), "is_late": sent.is_late}
+    return {"fragment": sent.fragment, "local": dict(sent.local), "is_late": sent.is_late, "rows": sent.rows}
 
 
 def innermost(optimizer: torch.optim.Optimizer | None) -> torch.optim.Optimizer | None:

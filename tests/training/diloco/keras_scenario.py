@@ -14,8 +14,10 @@ sys.modules["tensorflow"] = None  # type: ignore[assignment]  # Keras does witho
 
 import keras
 import numpy as np
+import torch
 
 from skyward.training import DiLoCoCallback, KerasCallbacks, TrainerCallback
+from skyward.training.diloco import DiLoCoSampler
 from tests.training.diloco.runs import TOKEN, serving
 
 X = (np.arange(32.0) / 32)[:, None].astype("float32")
@@ -47,6 +49,26 @@ def fit(address: str, folder: str, *callbacks: Any, **chosen: Any) -> Any:
     return [weights.tolist() for weights in model.get_weights()]
 
 
+def rows_read(address: str, folder: str) -> list[int]:
+    """Train for an epoch of 24 rows with a loader of torch, and return them as they were read."""
+    read: list[int] = []
+
+    class Rows(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 24
+
+        def __getitem__(self, index: int) -> Any:
+            read.append(index)
+            return X[index], 2 * X[index]
+
+    joining = DiLoCoCallback(address, sync_every=3, worker_id="a", heartbeat_interval=0)
+    loader = torch.utils.data.DataLoader(Rows(), 2, sampler=DiLoCoSampler(Rows(), joining))
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, name="line")], name="model")
+    model.compile("sgd", "mse")
+    model.fit(loader, shuffle=False, verbose=0, callbacks=[KerasCallbacks([joining], output_dir=folder)])
+    return read
+
+
 def main() -> None:
     os.environ["DILOCO_TOKEN"] = TOKEN
     counts = Counts()
@@ -57,6 +79,8 @@ def main() -> None:
         with serving() as server:
             fit(server.address, f"{folder}/stopped", StopAt())
             found["resumed"] = fit(server.address, f"{folder}/stopped", resume_from_checkpoint=True)
+        with serving() as server:
+            found["read"] = rows_read(server.address, f"{folder}/rows")
     print("FOUND", json.dumps(found))
 
 

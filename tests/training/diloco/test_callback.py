@@ -261,6 +261,7 @@ def test_keras_trains_and_resumes_with_its_torch_backend_only(tmp_path: Path) ->
     assert found["round"] == 4
     assert found["counts"][-1] == 4
     assert found["resumed"] == found["whole"]
+    assert sorted(found["read"][-24:]) == list(range(24))  # Keras reads a batch for its shapes before training begins
 
 
 def test_a_model_of_another_framework_is_refused() -> None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from skyward.training.diloco import algorithm, async_rounds, guard, rounds, schedule
+from skyward.training.diloco import algorithm, async_rounds, dealing, guard, rounds, schedule
 from tests.doctests import run_examples
 
 
 def test_no_framework_is_loaded() -> None:
     """A server on another machine, and a program that only watches one, load no torch."""
-    modules = ", ".join(module.__name__ for module in (algorithm, async_rounds, guard, rounds, schedule))
+    modules = ", ".join(module.__name__ for module in (algorithm, async_rounds, dealing, guard, rounds, schedule))
     code = f"import sys, {modules}; print({{'torch', 'numpy'}} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 
 
 def test_examples_run() -> None:
-    assert sum(run_examples(module) for module in (algorithm, async_rounds, guard, rounds, schedule)) > 10
+    assert sum(run_examples(module) for module in (algorithm, async_rounds, dealing, guard, rounds, schedule)) > 10
