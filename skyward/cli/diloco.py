@@ -121,6 +121,12 @@ def _add_serve(own: argparse.ArgumentParser) -> None:
         choices=(8, 4),
         help="answer with 8 or 4 bits for each value, and add the rounding errors to the next answer",
     )
+    own.add_argument(
+        "--weighting",
+        default="equal",
+        choices=("equal", "samples", "tokens"),
+        help="weight of a worker in the mean, by its samples or tokens since the last round (default: equal)",
+    )
     own.set_defaults(run=_reporting(_serve))
 
 
@@ -169,6 +175,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         heartbeat_timeout=arguments.heartbeat_timeout,
         bf16_answers=arguments.bf16_answers,
         quantization_bits=arguments.quantization_bits,
+        weighting=arguments.weighting,
         token=token_of_environment(),
     )
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))

@@ -15,7 +15,14 @@ from typing import Any, ClassVar, Self
 from ..errors import UsageError
 from ..training.diloco.pool_servers import declare
 from ..training.diloco.pool_transport import address_of, seated
-from ..training.diloco.settings import HEARTBEAT_INTERVAL_S, MAX_SYNC_RETRIES, SYNC_EVERY, TIMEOUT_S, check_options
+from ..training.diloco.settings import (
+    HEARTBEAT_INTERVAL_S,
+    MAX_SYNC_RETRIES,
+    SYNC_EVERY,
+    TIMEOUT_S,
+    check_options,
+    check_weighting,
+)
 from ..values.topology import Rank
 from .base import IntegrationBase, decorator_of, load_framework, numeric_threads
 
@@ -50,6 +57,7 @@ _SERVER_OPTIONS = (
     "quantization_bits",
     "async_mode",
     "dn_buffer_size",
+    "weighting",
 )
 
 
@@ -101,6 +109,8 @@ class DiLoCoIntegration(IntegrationBase):
         bf16_answers: answer with updates in bfloat16, which halves the download.
         async_mode: apply each worker's update as it arrives, so that no worker waits for another.
         dn_buffer_size: updates between two updates of the momentum in asynchronous mode; 0: `num_workers`.
+        weighting: weight of each worker in the mean: "equal"; "samples" that it has read by a `DiLoCoSampler` since its
+            base round; or "tokens" that it has counted since then by `DiLoCoCallback.count_tokens`.
 
     Raises:
         UsageError: an option is out of range, or the decorated object is not a plain function. In the rank: the program
@@ -141,12 +151,14 @@ class DiLoCoIntegration(IntegrationBase):
     bf16_answers: bool = False
     async_mode: bool = False
     dn_buffer_size: int = 0
+    weighting: str = "equal"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         given = {name: getattr(self, name) for name in _DEFAULTS}
         chosen = {name: default if given[name] is None else given[name] for name, default in _DEFAULTS.items()}
         check_options(timeout=TIMEOUT_S, max_sync_retries=MAX_SYNC_RETRIES, **chosen)
+        check_weighting(self.weighting, async_mode=self.async_mode)
         self._check_counts()
         self._check_numbers()
         if self.async_mode and self.min_workers != 1:

@@ -131,6 +131,14 @@ class DiLoCoCallback(TrainerCallback):
         """True if there is a server. Otherwise the callback does nothing."""
         return self.server_addr is not None
 
+    def count_tokens(self, tokens: int) -> None:
+        """Count tokens of the next step, such as in a loss function; see `DiLoCoWorker.count_tokens`.
+
+        Without a server, and before training begins, it does nothing.
+        """
+        if self._worker is not None:
+            self._worker.count_tokens(tokens)
+
     # State: the worker's ----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:

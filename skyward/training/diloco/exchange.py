@@ -88,6 +88,8 @@ class _Examined(NamedTuple):
     norm: float
     rows: int
     """Rows that its worker reads in the round."""
+    weight: int
+    """Its weight in the mean."""
 
 
 class Shaped(NamedTuple):
@@ -108,6 +110,7 @@ class DeltaExchange:
             that they and those of the workers stay equal to the bit.
         bits: 8 or 4: answers are updates with that many bits for a value, the same for all workers. The rounding error
             of an update is added to the next one. 0: they are not.
+        weighting: Weight of each delta in the mean: `equal`, or the `samples` or `tokens` that its frame names.
         saves: Where the state is saved; None: nowhere.
         save_every: Rounds between two saves.
         clock: Monotonic seconds.
@@ -121,6 +124,7 @@ class DeltaExchange:
         outer: OuterOptimizer | None = None,
         is_bf16_down: bool = False,
         bits: int = 0,
+        weighting: str = "equal",
         saves: ServerSaves | None = None,
         save_every: int = 1,
         clock: Callable[[], float] = time.monotonic,
@@ -128,7 +132,9 @@ class DeltaExchange:
         self._rounds, self._tensors = rounds, None if tensors is None else dict(tensors)
         self._outer: OuterOptimizer = OuterSGD() if outer is None else outer
         self._is_bf16_down, self._saves, self._save_every, self._clock = is_bf16_down, saves, save_every, clock
-        self._bits = bits
+        self._bits, self._weighting = bits, weighting
+        self._weights: dict[str, int] = {}
+        """Weight of each delta of the open round."""
         self._residuals: dict[str, torch.Tensor] = {}
         """Rounding errors of the last updates, with `bits`."""
         self._fragments: tuple[tuple[str, ...], ...] = ()
@@ -301,7 +307,7 @@ class DeltaExchange:
             if known:
                 file.close()
                 return "known"
-            refusal, norm, rows = self._examined(key, file)
+            refusal, norm, rows, weight = self._examined(key, file)
             with self._lock:
                 is_refused = refusal is not None
                 kind = self._rounds.submit(key, session, now=self._clock(), is_refused=is_refused, rows=rows).kind
@@ -310,7 +316,7 @@ class DeltaExchange:
                     self._seen.setdefault(key.worker, {})["staleness"] = self._rounds.round - key.base_round
                     self._norms[key.worker] = norm
                     if refusal is None:
-                        self._deltas[key.worker] = file
+                        self._deltas[key.worker], self._weights[key.worker] = file, weight
                     self._close_complete()
         except BaseException:
             file.close()
@@ -369,6 +375,12 @@ class DeltaExchange:
 
     def _agree_on_fragments(self, worker: str, layout: Mapping[str, Shaped], num_fragments: int) -> None:
         """Take over the fragments of the first worker, and compare those of later ones."""
+        if num_fragments > 1 and self._weighting != "equal":
+            raise WorkerRefused(
+                RefusalKind.BAD_DELTA,
+                f"num_fragments={num_fragments} of worker {worker!r}: weighting={self._weighting!r} of the server "
+                "needs whole models; set num_fragments=1, or weighting='equal'",
+            )
         sizes = {name: math.prod(shaped.shape) for name, shaped in layout.items()}
         fragments = split_parameters(sizes, num_fragments)
         if list(map(set, fragments)) == list(map(set, self._fragments)):
@@ -444,10 +456,12 @@ class DeltaExchange:
             raise UsageError(f"worker={worker!r}: sent a delta, and there is no model yet; offer the parameters first")
         frame, norm = _mapped(file), math.nan
         delta, rows = to_tensors(frame), _count_in(frame, "rows", default=0)
+        weight = {"samples": rows, "tokens": _count_in(frame, "tokens", default=0)}.get(self._weighting, 1)
         if isinstance(self._rounds, AsyncRounds):
             self._buffer_rounds[worker] = _count_in(frame, "fragment_round", default=key.base_round)
         try:
             check_shapes(worker, delta, self._sent_by(key))
+            _check_weight(worker, self._weighting, weight)
             norm = delta_norm(_part(delta, is_buffers=False))
             # Buffers are checked for finite values only: running variances grow with the data.
             is_finite = math.isfinite(delta_norm(_part(delta, is_buffers=True)))
@@ -455,8 +469,8 @@ class DeltaExchange:
                 self._guards[self._fragment_of(key)].check(worker, norm if is_finite else math.nan)
         except WorkerRefused as refusal:
             _log.warning("round %d goes on without a delta: %s", self._rounds.round, refusal.message)
-            return _Examined(refusal, norm, rows)
-        return _Examined(None, norm, rows)
+            return _Examined(refusal, norm, rows, weight)
+        return _Examined(None, norm, rows, weight)
 
     def _close_complete(self) -> None:
         """Close the round if it is complete: mean, outer step, save. Then let everyone know."""
@@ -464,7 +478,7 @@ class DeltaExchange:
             mean = DeltaMean()
             for worker in sorted(self._deltas):
                 with self._deltas.pop(worker) as file:
-                    mean.add(worker, to_tensors(_mapped(file)))
+                    mean.add(worker, to_tensors(_mapped(file)), weight=self._weights.pop(worker))
             self._guards[self._open_fragment].record(norm for _, norm in sorted(self._norms.items()))
             self._norms = {}
             closed = self._rounds.close()
@@ -597,6 +611,17 @@ def check_same_model(given: Mapping[str, torch.Tensor], saved: Mapping[str, torc
 
 def _part(tensors: Mapping[str, torch.Tensor], *, is_buffers: bool) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in tensors.items() if name.startswith(BUFFER_PREFIX) == is_buffers}
+
+
+def _check_weight(worker: str, weighting: str, weight: int) -> None:
+    """Raise WorkerRefused if a delta has no weight."""
+    if weight == 0:
+        how = "use a DiLoCoSampler" if weighting == "samples" else "call count_tokens() in each step"
+        raise WorkerRefused(
+            RefusalKind.BAD_DELTA,
+            f"weighting={weighting!r}: worker {worker!r} has counted no {weighting} since its base round; {how}, or "
+            "set weighting='equal' on the server",
+        )
 
 
 def _count_in(frame: ArrayFrame, name: str, *, default: int) -> int:

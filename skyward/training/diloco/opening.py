@@ -14,7 +14,7 @@ from .async_rounds import AsyncRounds
 from .exchange import DeltaExchange
 from .rounds import Rounds
 from .saves import ServerSaves
-from .settings import check_bits
+from .settings import check_bits, check_weighting
 from .tensors import exchanged
 
 _log = logging.getLogger(__name__)
@@ -33,6 +33,7 @@ def open_exchange(
     quantization_bits: int = 0,
     async_mode: bool = False,
     dn_buffer_size: int = 0,
+    weighting: str = "equal",
 ) -> DeltaExchange:
     """Return an exchange for the options of a server; `DiLoCoServer` describes them.
 
@@ -41,6 +42,7 @@ def open_exchange(
     """
     check_at_least("save_every_n_rounds", save_every_n_rounds, 1)
     check_bits("quantization_bits", quantization_bits)
+    check_weighting(weighting, async_mode=async_mode)
     if quantization_bits and async_mode:
         raise UsageError(
             f"quantization_bits={quantization_bits}: asynchronous answers are whole parameters; set it to 0, and use "
@@ -60,6 +62,7 @@ def open_exchange(
         outer=outer_optimizer,
         is_bf16_down=bf16_answers,
         bits=quantization_bits,
+        weighting=weighting,
         saves=saves,
         save_every=save_every_n_rounds,
     )

@@ -90,6 +90,11 @@ class WorkerOfRanks:
         if acts:
             self._share()
 
+    def count_tokens(self, tokens: int) -> None:
+        """Count tokens of this rank. Those of rank 0 stand for all; see `DiLoCoWorker.count_tokens`."""
+        if self._leader is not None:
+            self._leader.count_tokens(tokens * dist.get_world_size())
+
     def finish(self) -> None:
         """Apply a fragment on its way; see `DiLoCoWorker.finish`."""
         if self._leader is not None:

@@ -26,6 +26,8 @@ class SentFragment:
     """Whether its answer was not there when it should have been. Then the steps since are added to the answer."""
     rows: int = 0
     """Rows of the data set that the worker reads in its round."""
+    tokens: int = 0
+    """Tokens that it has counted in its round."""
     frame: list[memoryview] | None = None
     """Pieces of its frame, once it was needed."""
     residuals: dict[str, torch.Tensor] | None = None
@@ -89,7 +91,8 @@ class Replica:
         wire: Mapping[str, torch.Tensor | Compressed] = delta
         if self._bits:
             wire, sent.residuals = compress_with_feedback(delta, self._residuals, self._bits)
-        metadata = {"fragment_round": str(self._received_in[sent.fragment]), "rows": str(sent.rows)}
+        counts = {"rows": sent.rows, "tokens": sent.tokens, "fragment_round": self._received_in[sent.fragment]}
+        metadata = {name: str(count) for name, count in counts.items()}
         sent.frame = frame_of(wire, metadata, is_bf16=self._is_bf16 or bool(self._bits))
         return sent.frame
 

@@ -61,6 +61,9 @@ class DiLoCoServer:
             waits for another, and each update is a round.
         dn_buffer_size: Updates between two updates of the momentum in asynchronous mode (delayed Nesterov); 0:
             `num_workers`.
+        weighting: Weight of each worker in the mean: "equal" for all; "samples" that it has read by a `DiLoCoSampler`
+            since its base round; or "tokens" that it has counted since then by `count_tokens`. The latter two need
+            synchronous rounds of the whole model.
         token: Token that workers need; None: 32 random bytes, which `save_dir` keeps for the next start in its file
             `token`.
         cert: PEM file with the certificate for TLS and its key.
@@ -90,6 +93,7 @@ class DiLoCoServer:
         quantization_bits: int = 0,
         async_mode: bool = False,
         dn_buffer_size: int = 0,
+        weighting: str = "equal",
         token: str | None = None,
         cert: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -112,6 +116,7 @@ class DiLoCoServer:
             quantization_bits=quantization_bits,
             async_mode=async_mode,
             dn_buffer_size=dn_buffer_size,
+            weighting=weighting,
         )
         self._look_s = heartbeat_timeout / 3 if heartbeat_timeout else None
         self._stop = threading.Event()

@@ -165,6 +165,8 @@ class DiLoCoWorker:
         self._heartbeat_s, self._retries = heartbeat_interval, max_sync_retries
         self._base_round: int | None = None
         self._number = 0
+        self._tokens = 0
+        """Tokens since the base round."""
         self._pending: _Pending | None = None
         self._flight: Flight | None = None
         """Exchange of the pending update beside training."""
@@ -296,6 +298,16 @@ class DiLoCoWorker:
             if self._schedule is not schedule:  # it was replaced, with the parameters
                 break
 
+    def count_tokens(self, tokens: int) -> None:
+        """Count tokens of the step that comes next, for a server with `weighting="tokens"`.
+
+        Call it before the step of the optimizer. Any unit does that is the same for all workers.
+
+        Args:
+            tokens: Tokens of this worker's batch, >= 0.
+        """
+        self._tokens += tokens
+
     def force_sync(self) -> bool:
         """Synchronise now: the fragment that is on its way, or else the next one.
 
@@ -382,6 +394,7 @@ class DiLoCoWorker:
         key = self._key()
         sent = self._replica.copy(self._fragment_of(key))
         sent.rows = self.hand.rows_after(self._delay, self._counts["local_step"])
+        sent.tokens = self._tokens
         return _Pending(key, sent)
 
     def _fragment_of(self, key: UpdateKey) -> int:
@@ -430,6 +443,7 @@ class DiLoCoWorker:
             self._replica.receive_base(self._pending.sent, answer)
         else:
             self._replica.receive(self._pending.sent, answer)
+        self._tokens -= self._pending.sent.tokens
         self._begin_round(answer)
 
     def _begin_round(self, frame: ArrayFrame) -> None:
@@ -517,6 +531,7 @@ class DiLoCoWorker:
     def _load_current(self) -> None:
         frame = self._fetched()
         self._replica.load(frame)
+        self._tokens = 0
         self._begin_round(frame)
         # A late joiner sends the same fragment as the others, about when they do.
         self._schedule = self._new_schedule(0 if self._is_async else self._fragment_of(self._key()))
@@ -567,6 +582,7 @@ class DiLoCoWorker:
             "number": self._number,
             "replica": self._replica.state_dict(),
             "hand": self.hand.state_dict(),
+            "tokens": self._tokens,
             "schedule": self._schedule.state_dict(),
             "pending": None if pending is None else _saved(pending.sent),
         }
@@ -588,6 +604,7 @@ class DiLoCoWorker:
         if len(state["replica"]["received_in"]) != self._replica.num_fragments:
             return
         self._replica.load_state_dict(state["replica"])
+        self._tokens = int(state.get("tokens", 0))
         if "hand" in state:  # older checkpoints have none
             self.hand.load_state_dict(state["hand"])
         self._base_round, self._number = state["base_round"], int(state["number"])
@@ -599,11 +616,12 @@ class DiLoCoWorker:
         if state["pending"] is not None:
             key, saved = self._key(), state["pending"]
             self._pending = _Pending(key, SentFragment(saved["fragment"], dict(saved["local"]), saved["is_late"]))
-            self._pending.sent.rows = saved.get("rows", 0)
+            self._pending.sent.rows, self._pending.sent.tokens = saved.get("rows", 0), saved.get("tokens", 0)
 
 
 def _saved(sent: SentFragment) -> dict[str, Any]:
-    return {"fragment": sent.fragment, "local": dict(sent.local), "is_late": sent.is_late, "rows": sent.rows}
+    counts = {"rows": sent.rows, "tokens": sent.tokens}
+    return {"fragment": sent.fragment, "local": dict(sent.local), "is_late": sent.is_late, **counts}
 
 
 def innermost(optimizer: torch.optim.Optimizer | None) -> torch.optim.Optimizer | None:
