@@ -11,12 +11,12 @@ from typing import Any
 
 from ...errors import UsageError
 from .dealing import Deal
-from .membership import Roster
+from .membership import RosterOfRounds
 from .refusal import RefusalKind, WorkerRefused
 from .rounds import ClosedRound, UpdateAnswer, UpdateKey, UpdateOutcome
 
 
-class AsyncRounds:
+class AsyncRounds(RosterOfRounds):
     """State machine with the methods of `Rounds`, whose round is complete with one update.
 
     The base of an update may be any round since the worker's last answer. So an update that comes again gets its stored
@@ -38,7 +38,7 @@ class AsyncRounds:
     """
 
     def __init__(self, *, heartbeat_timeout_s: float = 120.0) -> None:
-        self._roster = Roster(heartbeat_timeout_s=heartbeat_timeout_s)
+        super().__init__(heartbeat_timeout_s=heartbeat_timeout_s)
         self._round = 0
         self._submitted: tuple[UpdateKey, bool] | None = None
         """Update that is applied next, and whether it counts."""
@@ -49,11 +49,6 @@ class AsyncRounds:
     def round(self) -> int:
         """Number of updates so far."""
         return self._round
-
-    @property
-    def workers(self) -> tuple[str, ...]:
-        """Workers that are present, in the order in which they joined."""
-        return self._roster.workers
 
     @property
     def awaited(self) -> tuple[str, ...]:
@@ -74,30 +69,10 @@ class AsyncRounds:
         _, answer = self._answered.get(worker, (None, None))
         return (0 if answer is None else answer.round) <= base_round <= self._round
 
-    def hear(self, worker: str, session: str, *, now: float) -> None:
-        """Note a heartbeat. Raises WorkerRefused as `Rounds.hear`."""
-        self._roster.hear(worker, session, now=now)
-
     @property
     def is_over(self) -> bool:
         """False: nobody waits for others."""
         return False
-
-    def leave(self, worker: str, session: str, *, has_ended: bool = False) -> None:
-        """Remove a worker that says so. Raises WorkerRefused as `Rounds.leave`."""
-        self._roster.check(worker, session)
-        self.evict(worker)
-
-    def evict(self, worker: str) -> None:
-        """Remove a worker, whichever process it is. One that is not present changes nothing."""
-        self._roster.remove(worker)
-
-    def evict_silent(self, *, now: float) -> tuple[str, ...]:
-        """Evict all workers that were silent for the timeout, and return their ids in order."""
-        silent = self._roster.silent(now=now)
-        for worker in silent:
-            self.evict(worker)
-        return silent
 
     def find(self, update: UpdateKey, session: str) -> UpdateOutcome | None:
         """Return the state of a known update; None if `submit` would accept it. Nothing changes.

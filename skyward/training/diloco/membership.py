@@ -100,3 +100,52 @@ class Roster:
     def load_state_dict(self, state: Mapping[str, str], *, now: float) -> None:
         """Continue with workers that `state_dict` returned. All count as heard at `now`."""
         self._present = {worker: _Presence(session, now) for worker, session in state.items()}
+
+
+class RosterOfRounds:
+    """Base of the state machines of rounds: the calls that concern the presence of workers.
+
+    Args:
+        heartbeat_timeout_s: Seconds of silence after which a worker is evicted; 0: never.
+    """
+
+    def __init__(self, *, heartbeat_timeout_s: float) -> None:
+        self._roster = Roster(heartbeat_timeout_s=heartbeat_timeout_s)
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """Workers that are present, in the order in which they joined."""
+        return self._roster.workers
+
+    def hear(self, worker: str, session: str, *, now: float) -> None:
+        """Note a heartbeat.
+
+        Raises:
+            WorkerRefused: The worker is not present (NOT_A_MEMBER), or another process has its id (ID_TAKEN).
+        """
+        self._roster.hear(worker, session, now=now)
+
+    def leave(self, worker: str, session: str, *, has_ended: bool = False) -> None:
+        """Remove a worker that says so. The round may be complete afterwards.
+
+        Args:
+            worker: Its id.
+            session: Session of its process.
+            has_ended: Whether its training has come to its end, so that nobody need wait for its return.
+
+        Raises:
+            WorkerRefused: The worker is not present (NOT_A_MEMBER), or another process has its id (ID_TAKEN).
+        """
+        self._roster.check(worker, session)
+        self.evict(worker)
+
+    def evict(self, worker: str) -> None:
+        """Remove a worker, whichever process it is. One that is not present changes nothing."""
+        self._roster.remove(worker)
+
+    def evict_silent(self, *, now: float) -> tuple[str, ...]:
+        """Evict all workers that were silent for the timeout, and return their ids in order."""
+        silent = self._roster.silent(now=now)
+        for worker in silent:
+            self.evict(worker)
+        return silent

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from ...errors import UsageError
 from ..evaluation.legal import check_at_least
 from .dealing import Deal, Dealer
-from .membership import Roster
+from .membership import RosterOfRounds
 from .refusal import RefusalKind, WorkerRefused
 
 
@@ -67,7 +67,7 @@ class ClosedRound:
     """Round whose parameters the deltas are relative to. It is the closed one, unless rounds are asynchronous."""
 
 
-class Rounds:
+class Rounds(RosterOfRounds):
     """State machine of synchronous rounds, without threads or a clock of its own.
 
     When a round opens, its members are the workers that are present, and a worker that joins later waits for the next
@@ -113,7 +113,7 @@ class Rounds:
     ) -> None:
         check_at_least("min_workers", min_workers, 1)
         check_at_least("num_workers", min_workers if num_workers is None else num_workers, min_workers)
-        self._roster = Roster(heartbeat_timeout_s=heartbeat_timeout_s)
+        super().__init__(heartbeat_timeout_s=heartbeat_timeout_s)
         self._min_workers = min_workers
         self._needed = num_workers or min_workers
         """Number of members below which the round takes in workers, and cannot close."""
@@ -140,11 +140,6 @@ class Rounds:
     def round(self) -> int:
         """Number of the open round."""
         return self._round
-
-    @property
-    def workers(self) -> tuple[str, ...]:
-        """Workers that are present, in the order in which they joined."""
-        return self._roster.workers
 
     @property
     def awaited(self) -> tuple[str, ...]:
@@ -196,33 +191,13 @@ class Rounds:
         """Return whether an update of a present worker may have this base."""
         return base_round == self._round and worker in self._awaited
 
-    def hear(self, worker: str, session: str, *, now: float) -> None:
-        """Note a heartbeat.
-
-        Raises:
-            WorkerRefused: The worker is not present (NOT_A_MEMBER), or another process has its id (ID_TAKEN).
-        """
-        self._roster.hear(worker, session, now=now)
-
     def leave(self, worker: str, session: str, *, has_ended: bool = False) -> None:
-        """Remove a worker that says so. The round may be complete afterwards.
-
-        Args:
-            worker: Its id.
-            session: Session of its process.
-            has_ended: Whether its training has come to its end, so that nobody need wait for its return.
-
-        Raises:
-            WorkerRefused: The worker is not present (NOT_A_MEMBER), or another process has its id (ID_TAKEN).
-        """
-        self._roster.check(worker, session)
-        self.evict(worker)
+        super().leave(worker, session)
         if has_ended:
             self._is_ending = True
             del self._lost[worker]
 
     def evict(self, worker: str) -> None:
-        """Remove a worker, whichever process it is. One that is not present changes nothing."""
         session = self._roster.remove(worker)
         if session is not None:
             self._lost[worker] = session
@@ -230,13 +205,6 @@ class Rounds:
             self._awaited.remove(worker)
             self._missing.add(worker)
             self._fill()
-
-    def evict_silent(self, *, now: float) -> tuple[str, ...]:
-        """Evict all workers that were silent for the timeout, and return their ids in order."""
-        silent = self._roster.silent(now=now)
-        for worker in silent:
-            self.evict(worker)
-        return silent
 
     # Updates ---------------------------------------------------------------------------------------------------------
 
