@@ -217,10 +217,21 @@ def test_it_stands_below_compute() -> None:
         integrations.diloco(sync_every=5)(sky.compute(train))
 
 
-def fit_as_ranks() -> tuple[int, int, list[float]]:
-    """Train with DDP inside a worker: each rank has data of its own."""
+def fit_as_ranks() -> tuple[int, int, list[float], list[int]]:
+    """Train with DDP inside a worker: each rank reads rows of its own."""
     from skyward.training import DDPTrainer, DDPTrainingArguments, DiLoCoCallback
+    from skyward.training.diloco import DiLoCoSampler
     from tests.training.frameworks import same_records
+
+    read: list[int] = []
+
+    class Rows(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 32
+
+        def __getitem__(self, index: int) -> Any:
+            read.append(index)
+            return same_records.rows()[index % 4]
 
     info = sky.instance_info()
     assert info is not None
@@ -232,11 +243,14 @@ def fit_as_ranks() -> tuple[int, int, list[float]]:
         save_strategy="no",
         use_cpu=True,
         seed=info.node,
+        dispatch_batches=False,
     )
-    trainer = DDPTrainer(same_records.Line(), args, train_dataset=same_records.rows(), callbacks=[DiLoCoCallback()])
+    joining = DiLoCoCallback()
+    loader = torch.utils.data.DataLoader(Rows(), 2, sampler=DiLoCoSampler(Rows(), joining))
+    trainer = DDPTrainer(same_records.Line(), args, train_dataset=loader, callbacks=[joining])
     trainer.train()
     count = max(record.get("diloco/sync_count", 0) for record in trainer.state.log_history)
-    return info.node, count, [tensor.sum().item() for tensor in trainer.model.parameters()]
+    return info.node, count, [tensor.sum().item() for tensor in trainer.model.parameters()], read
 
 
 def test_the_ranks_of_a_process_group_are_one_worker(pool: sky.ComputePool) -> None:
@@ -244,6 +258,8 @@ def test_the_ranks_of_a_process_group_are_one_worker(pool: sky.ComputePool) -> N
     function = sky.compute(sky.integrations.torch(backend="gloo", processes_per_node=2, returns="ranks")(joined))
     futures = [function() > pool.node(node) for node in (0, 1)]
     rows = [row for future in futures for row in future.result(120)]
-    assert [node for node, _, _ in rows] == [0, 0, 1, 1]
-    assert [count for _, count, _ in rows] == [2, 0, 2, 0]  # rank 0 of each worker has the figures
-    assert all(state == rows[0][2] for _, _, state in rows)
+    assert [node for node, _, _, _ in rows] == [0, 0, 1, 1]
+    assert [count for _, count, _, _ in rows] == [2, 0, 2, 0]  # rank 0 of each worker has the figures
+    assert all(state == rows[0][2] for _, _, state, _ in rows)
+    once = [index for _, _, _, read in rows for index in read]
+    assert len(set(once)) == len(once)

@@ -21,7 +21,8 @@ class DiLoCoSampler(Sampler[int]):
     epoch, also when workers join or leave. A worker that joins reads on where the others are. Rows that a slower or
     lost worker did not reach in its round are skipped in that epoch.
 
-    Without a server it reads all rows. In a process group each rank reads other rows.
+    Without a server it reads all rows. In a process group each rank reads other rows, so let each rank have its own
+    loader: `dispatch_batches=False` for `DDPTrainer`.
 
     Iterating goes on where the last iteration ended, across epochs and rounds. The position is in the worker's
     checkpoint too, so a resumed run reads the same rows again. Tell a trainer that skips batches after a resume not to

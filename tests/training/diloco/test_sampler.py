@@ -86,7 +86,7 @@ def test_a_worker_that_joins_reads_on_where_the_other_is() -> None:
 def test_fragments_that_travel_beside_training_leave_no_row_twice() -> None:
     """Each worker reads on between sending a fragment and its answer. Those rows are not dealt again."""
     rows = {"a": Rows(), "b": Rows()}
-    options = {"sync_every": 6, "num_fragments": 2, "fragment_sync_delay": 1}
+    options: dict[str, Any] = {"sync_every": 6, "num_fragments": 2, "fragment_sync_delay": 1}
     with serving(make_model(), num_workers=2) as server:
         together(*(partial(train, server, name, rows[name], 6, **options) for name in rows))
     assert sorted(rows["a"].read[:12] + rows["b"].read[:12]) == list(range(ROWS))
