@@ -201,7 +201,7 @@ class DirectEngine:
         self.reader.start()
         _engines.add(self)
 
-    def use(self, machines: list[Machine], source: Machines) -> None:
+    def use(self, machines: list[Machine], source: Machines | None) -> None:
         """Connect to all agents of an engine that has begun: one whose way to them is a channel that it reads.
 
         Raises:
@@ -213,6 +213,16 @@ class DirectEngine:
             for machine in machines:
                 self.nodes.up(machine)
         self.ledger.watcher.wake()
+
+    def use_again(self, machines: list[Machine], there: frozenset[int]) -> None:
+        """Use the nodes of an earlier process, of which those in `there` are connected. Needs the ledger's lock."""
+        self.ledger.machines.update((machine.node, machine) for machine in machines)
+        for machine in machines:
+            if machine.node in there:
+                self.nodes.up(machine)
+            else:
+                self._task_events.node_lost(machine.node, will_return=False, reason="its agent does not answer")
+        self.ledger.after.append(self.ledger.watcher.wake)
 
     @property
     def carrier(self) -> Literal["direct", "ray"]:

@@ -151,7 +151,7 @@ class HostedEngine:
             lines=lines,
             emit=emit,
             forget=calls.forget,
-            on_facts=self.nodes.on_facts,
+            on_facts=self._on_facts,
             came=calls.came,
             read=calls.read if is_detached else None,
             plain={
@@ -196,7 +196,7 @@ class HostedEngine:
 
     # Life -----------------------------------------------------------------------------------------------------------
 
-    def start(self, machines: list[Machine], source: Machines) -> None:
+    def start(self, machines: list[Machine], source: Machines | None) -> None:
         raise_file_limit()
         self._source = source
         self.ledger.machines.update((machine.node, machine) for machine in machines)
@@ -229,7 +229,7 @@ class HostedEngine:
                 text = f"head of the pool: did not reach all nodes within {_START_S:g} s; open the pool again"
                 raise Unreachable(text) from None
         if self._raiser is not None:
-            self._raiser.begin(self.ledger.machines, machines[0].node, self.requests.ask)
+            self._raiser.begin(self.ledger.machines, machines[0].node, self.requests.ask, attaches=self._attaches)
 
     def _dialler(self, *, continues: bool = False) -> Dialler:
         """Return a dialler of the head. `continues`: it goes on with the session of a killed one."""
@@ -320,6 +320,10 @@ class HostedEngine:
         self._lender.close()
         self._release(leaves=True)
 
+    def why_needed(self, limit_s: float) -> str:
+        """Return why a detached pool cannot go on without this client, after at most this time; empty: it can."""
+        return "" if self._raiser is None else self._raiser.why_needed(limit_s)
+
     def _end(self, error: SkywardError) -> None:
         """Fail everything that is open, and let the I/O thread end."""
         if self._raiser is not None:
@@ -339,7 +343,7 @@ class HostedEngine:
         if not leaves:
             self._place.stop()
         if self._raiser is not None:
-            self._raiser.close()
+            self._raiser.leave() if leaves else self._raiser.close()
         self.ledger.watcher.close()
         interrupts.restore()
         _engines.discard(self)
@@ -407,6 +411,12 @@ class HostedEngine:
     def extend(self, seconds: float) -> None:
         """Let a detached pool go on for so much longer without a client."""
         self.requests.ask("extend", seconds)
+
+    def _on_facts(self, message: bytes) -> None:
+        self.nodes.on_facts(message)
+        if self._config.detached_for_s:  # others are replaced
+            for node in set(self.ledger.machines) - set(self.nodes.agent_pids()):
+                del self.ledger.machines[node]
 
     # To the head -----------------------------------------------------------------------------------------------------
 

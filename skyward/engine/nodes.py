@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ..errors import Unreachable
 from ..events import Emit, NodeReady
 from ..schedule.resources import PLAIN, Need, Supply
 from ..values.devices import Device, NodeResources, describe
@@ -21,7 +22,7 @@ from .link import NodeLink
 from .liveness import Liveness
 from .opener import Opener
 from .task_dispatcher import TaskDispatcher
-from .threads import report, start_thread
+from .threads import report, run_side_by_side, start_thread
 
 if TYPE_CHECKING:
     from ..values.launch_facts import GangLaunch
@@ -89,6 +90,26 @@ class NodeLinks:
         """
         self._ledger.machines.update((machine.node, machine) for machine in machines)
         self._ledger.links.update(self.opener.open_all(machines))
+
+    def open_again(self, machines: Sequence[Machine], needed: str) -> frozenset[int]:
+        """Connect to agents that were there before, and return the nodes that answer.
+
+        Raises:
+            Unreachable: The node with the folder `needed` does not.
+        """
+        failed: list[Unreachable] = []
+
+        def open_one(machine: Machine) -> None:
+            try:
+                self._ledger.links[machine.node] = self.opener.open(machine)
+            except Unreachable as error:
+                if machine.folder == needed:
+                    failed.append(error)
+
+        run_side_by_side([partial(open_one, machine) for machine in machines])
+        if failed:
+            raise failed[0]
+        return frozenset(self._ledger.links)
 
     def up(self, machine: Machine) -> None:
         """Send a connected node its topology, and let the scheduler use it."""

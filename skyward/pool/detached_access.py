@@ -56,8 +56,10 @@ class DetachedAccess:
     def detach(self) -> None:
         """Leave a detached pool to another client. Its calls go on, and futures of this program raise PoolClosed.
 
+        With several nodes this waits until Ray carries the calls to all of them, for at most 5 minutes.
+
         Raises:
-            UsageError: The pool is not detached.
+            UsageError: The pool is not detached, or Ray does not carry the calls; the message says what is missing.
             PoolClosed: The pool is not open.
 
         Example:

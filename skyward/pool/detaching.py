@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from dataclasses import field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
@@ -14,6 +17,7 @@ from ..providers import load
 from ..providers.base import Provider, as_detachable
 from ..state import detached
 from ..state.detached import DetachedPool
+from ..values.image import Image
 from ..values.machine import Machine, PoolSpec
 from ..wire.frames import PROTOCOL_VERSION
 
@@ -23,7 +27,10 @@ if TYPE_CHECKING:
     from ..engine.head.place import NodeHead
     from ..engine.hosted import HostedEngine
     from ..engine.log_router import LineSink
+    from ..engine.ray.raiser import RayRaiser
     from .machines import PoolMachines
+
+_log = logging.getLogger(__name__)
 
 _DIAL_S = 20.0
 _WARNING_S = 600.0
@@ -50,6 +57,10 @@ class Detachment:
     takes_over: bool = False
     leaves: bool = False
     _head: NodeHead | None = None
+    _machines: PoolMachines | None = None
+    _goes_alone: bool = False
+    """Whether the head reaches all nodes without this process."""
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @classmethod
     def of(cls, known: DetachedPool, *, takes_over: bool) -> Detachment:
@@ -68,8 +79,11 @@ class Detachment:
             self.known = None
             _refuse_second(name)
 
-    def engine(self, config: HeadConfig, machine: Machine, lines: LineSink | None, emit: Emit) -> HostedEngine:
+    def engine(
+        self, config: HeadConfig, machine: Machine, lines: LineSink | None, emit: Emit, raiser: RayRaiser | None
+    ) -> HostedEngine:
         """Return the engine of this client."""
+        self._goes_alone = raiser is None
         from ..engine.head.place import KnownHead, NodeHead
         from ..engine.hosted import HostedEngine
 
@@ -82,6 +96,7 @@ class Detachment:
             self._head,
             lines=lines,
             emit=emit,
+            raiser=raiser,
             attaches=self.was_known,
             takes_over=self.takes_over,
             left=self._leave,
@@ -91,15 +106,23 @@ class Detachment:
         """Note that the pool goes on without this client."""
         self.leaves = True
 
-    def go_on(self, name: str, pool: str, provider: Provider, machines: PoolMachines, options: dict[str, Any]) -> None:
-        """Let the pool go on without this process from now on, and record a new one. Raises UsageError."""
+    def go_on(
+        self,
+        name: str,
+        pool: str,
+        provider: Provider,
+        machines: PoolMachines,
+        image: Image,
+        options: dict[str, Any],
+    ) -> None:
+        """Record a new pool, which goes on alone once its head reaches all nodes. Raises UsageError."""
         self.leaves = False
         if self.was_known:
             return
         source, head = as_detachable(provider), self._head
         assert source is not None
         assert head is not None
-        (machine,) = machines
+        machine, *others = machines
         self.known = DetachedPool(
             name=name,
             pool=pool,
@@ -114,10 +137,23 @@ class Detachment:
             provider={"type": provider.name, **source.fields()},
             machine=source.describe(machine),
             options=options,
+            others=tuple(map(source.describe, others)),
+            image=_facts_of(image) if others else {},
         )
         detached.record(self.known)
-        head.outlive_client()
-        machines.outlive_client()
+        with self._lock:
+            self._machines = machines
+        if self._goes_alone:
+            self.go_alone()
+
+    def go_alone(self) -> None:
+        """Let the pool go on when this process dies, because its head reaches all nodes. Idempotent."""
+        with self._lock:
+            self._goes_alone = True
+            machines, self._machines = self._machines, None
+        if machines is not None and self._head is not None:
+            self._head.outlive_client()
+            machines.outlive_client()
 
     def extend(self, seconds: float) -> None:
         """Record that the pool goes on for longer."""
@@ -133,7 +169,14 @@ class Detachment:
 
 
 def check_detached(
-    for_s: float | None, *, name: str | None, provider: Provider, spec: PoolSpec, is_fixed: bool, rests: bool
+    for_s: float | None,
+    *,
+    name: str | None,
+    provider: Provider,
+    spec: PoolSpec,
+    is_fixed: bool,
+    rests: bool,
+    is_on_ray: bool,
 ) -> None:
     """Raise UsageError unless a pool of these options can be detached."""
     if for_s is None:
@@ -146,8 +189,10 @@ def check_detached(
         raise refuse('needs a name, by which clients attach; set name="train", for example')
     if as_detachable(provider) is None:
         raise refuse(f"not supported with {provider.name}, so far only with sky.SSH(hosts=[...]); use that, or omit it")
-    if spec.most_nodes != 1 or not is_fixed:
-        raise refuse("a detached pool has one node so far; set nodes=1, or omit it")
+    if not is_fixed:
+        raise refuse("a detached pool has a fixed number of nodes so far; set nodes=4, for example, or omit it")
+    if spec.most_nodes > 1 and not is_on_ray:
+        raise refuse('a detached pool of several nodes is on Ray; set engine="ray" or nodes=1, or omit it')
     if rests:
         raise refuse("a detached pool cannot rest; omit idle_timeout_s")
     if spec.image.container:
@@ -188,10 +233,35 @@ def provider_of(known: DetachedPool) -> Any:
 
 
 def reach(known: DetachedPool, provider: Provider) -> Machine:
-    """Log in to the machine of a detached pool. Raises NodeError; ProviderError."""
+    """Log in to the machine of the head of a detached pool. Raises NodeError; ProviderError."""
     source = as_detachable(provider)
     assert source is not None
     return source.reach(known.machine)
+
+
+def reach_all(known: DetachedPool, provider: Provider) -> list[Machine]:
+    """Log in to the machines of a detached pool, that of the head first.
+
+    The others may be lost, and a pool goes on without them. So those that cannot be reached are left out.
+
+    Raises:
+        NodeError, ProviderError: The machine of the head cannot be reached.
+    """
+    source = as_detachable(provider)
+    assert source is not None
+    reached: dict[int, Machine] = {}
+
+    def reach_one(place: dict[str, Any]) -> None:
+        try:
+            reached[place["node"]] = source.reach(place)
+        except (SkywardError, OSError) as error:
+            _log.warning("node %d: cannot be reached, which harms only what it is needed for: %s", place["node"], error)
+
+    from ..engine.threads import run_side_by_side
+
+    first = reach(known, provider)
+    run_side_by_side([partial(reach_one, place) for place in known.others])
+    return [first, *(reached[node] for node in sorted(reached))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,18 +343,25 @@ def end_detached(known: DetachedPool) -> str:
         NodeError, ProviderError: Its machine cannot be reached. It ends by itself when its time is over.
     """
     provider = provider_of(known)
-    machine = reach(known, provider)
+    machines = reach_all(known, provider)
     try:
-        assert machine.login is not None
-        machine.login.run("node.agent.outside", "end", (*known.process, "0"), timeout_s=_DIAL_S)
-        _last_words(known, machine, _DOWN)
+        login = machines[0].login
+        assert login is not None
+        login.run("node.agent.outside", "end", (*known.process, "0"), timeout_s=_DIAL_S)
+        _last_words(known, machines[0], _DOWN)
     except BaseException:
-        _let_go(provider, machine)
+        _let_go(provider, *machines)
         raise
-    _told_to_end([machine])
-    provider.terminate([machine])
+    _told_to_end(machines)
+    provider.terminate(machines)
     detached.end(known, _DOWN)
-    return "ended its head and its node"
+    unreached = 1 + len(known.others) - len(machines)
+    rest = f"; {unreached} could not be reached, and end by themselves" if unreached else ""
+    return f"ended its head and its {_nodes(len(machines))}{rest}"
+
+
+def _nodes(count: int) -> str:
+    return "node" if count == 1 else f"{count} nodes"
 
 
 def _told_to_end(machines: list[Machine]) -> None:
@@ -293,7 +370,17 @@ def _told_to_end(machines: list[Machine]) -> None:
     ask_to_end(machines, _DIAL_S)
 
 
-def _let_go(provider: Provider, machine: Machine) -> None:
+def _let_go(provider: Provider, *machines: Machine) -> None:
     source = as_detachable(provider)
     assert source is not None
-    source.let_go([machine])
+    source.let_go(list(machines))
+
+
+def _facts_of(image: Image) -> dict[str, Any]:
+    """Return the fields of an image that Ray's environment needs, as plain data."""
+    return {
+        "python": image.python_version,
+        "pip_index_url": image.pip_index_url,
+        "pip_extra_index_url": list(image.pip_extra_index_url),
+        "bootstrap_timeout_s": image.bootstrap_timeout_s,
+    }

@@ -31,7 +31,7 @@ from ..schedule.scaling import Bounds
 from ..state.live import LivePool
 from ..state.presence import Presence
 from ..values.machine import LogSink, Machine, PoolSpec
-from .detaching import Detachment, has_ended, reach
+from .detaching import Detachment, has_ended, reach_all
 from .engines import Way, did_not_come_up
 from .guests import Guests
 from .machines import PoolMachines
@@ -60,6 +60,8 @@ _START_S = 60.0
 """Seconds that a rented machine is assumed to take until its first call, before one was started."""
 _HEAD_LEASE_S = 30.0
 """Seconds that a head on this machine goes on without its client."""
+_DETACH_S = 300.0
+"""Longest wait in seconds of `detach` for Ray."""
 _USAGE_S = 2.0
 """Seconds between two NodeUsage events of a node, while somebody listens."""
 
@@ -232,9 +234,16 @@ class PoolLife:
         engine, _ = self.running()
         return self.detachment, cast("HostedEngine", engine)
 
-    def detach(self) -> None:
-        """Leave a detached pool; see `ComputePool.detach`."""
-        detachment, _ = self.detached()
+    def detach(self, *, limit_s: float = _DETACH_S) -> None:
+        """Leave a detached pool once it can go on alone; see `ComputePool.detach`."""
+        detachment, engine = self.detached()
+        if why := engine.why_needed(limit_s):
+            self.detached()  # raises if it ended meanwhile
+            raise UsageError(
+                f"detach(): the pool cannot go on without this program, because {why}; call it again later, or close "
+                "the pool"
+            )
+        detachment.go_alone()
         detachment.leaves = True
         self._finish()
 
@@ -400,7 +409,14 @@ class PoolLife:
         def failed(reason: str) -> None:
             _call_if_alive(end_early(), did_not_come_up(reason))
 
-        return RayRaiser(self.spec.image, emit=self.announcer.emit, failed=failed if self.way is Way.RAY else None)
+        needs_ray = self.way is Way.RAY and self._known is None  # a pool that another client left goes on without
+        return RayRaiser(
+            self.spec.image,
+            emit=self.announcer.emit,
+            failed=failed if needs_ray else None,
+            on_up=_nothing if self.detachment is None else self.detachment.go_alone,
+            is_patient=self.detachment is not None,
+        )
 
     def _make_hosted(self, initializer: bytes | None, machine: Machine) -> Engine:
         """Make an engine whose scheduler is in a head beside a node; on this machine, if the node has no login."""
@@ -425,10 +441,10 @@ class PoolLife:
             warning_s=0.0 if detachment is None else detachment.warning_s,
             attach_key="" if detachment is None else detachment.key,
         )
-        if detachment is not None:
-            return detachment.engine(config, machine, self._lines, self.announcer.emit)
-        place = LocalHead() if is_here else NodeHead(machine)
         raiser = self._make_raiser() if self.way in (Way.RAY, Way.RAY_OR_LENT) and not is_here else None
+        if detachment is not None:
+            return detachment.engine(config, machine, self._lines, self.announcer.emit, raiser)
+        place = LocalHead() if is_here else NodeHead(machine)
         return HostedEngine(config, place, lines=self._lines, emit=self.announcer.emit, raiser=raiser)
 
     def _make_dispatch(self, engine: Engine) -> Dispatch:
@@ -447,7 +463,7 @@ class PoolLife:
         observe(self.announcer)
         self.announcer.emit(PoolStarted(pool=self.name, provider=self.provider.name, nodes=self.spec.nodes))
         if self._known is not None:
-            machines.adopt([reach(self._known, self.provider)])
+            machines.adopt(reach_all(self._known, self.provider))
             return list(machines)
         return machines.launch()
 
@@ -467,7 +483,7 @@ class PoolLife:
         if self._ended_by is not None:
             raise self._ended_by
         if self.detachment is not None:
-            self.detachment.go_on(self.label, self.name, self.provider, machines, self._options())
+            self.detachment.go_on(self.label, self.name, self.provider, machines, self.spec.image, self._options())
         devices = {node: [device.id for device in engine.nodes.devices(node)] for node in range(self.spec.nodes)}
         if sharing := sharing_of_pool(devices, self.spec.concurrency, are_threads=self.spec.executor == "thread"):
             warn_user(sharing)
@@ -476,7 +492,9 @@ class PoolLife:
     def _options(self) -> dict[str, Any]:
         """Return the options that later clients of a detached pool need."""
         spec = self.spec
+        several = {"nodes": spec.nodes, "engine": "ray"} if spec.nodes > 1 else {}
         return {
+            **several,
             "concurrency": spec.concurrency,
             "executor": spec.executor,
             "cancel_grace_s": spec.cancel_grace_s,
@@ -665,6 +683,10 @@ class PoolLife:
         code = gather(self.spec.image)
         check(self.spec.image, code, architecture=self.spec.architecture, resolves=self.provider.is_rented)
         self.spec = dataclasses.replace(self.spec, code=code)
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def _import_engine() -> None:

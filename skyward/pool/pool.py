@@ -122,8 +122,8 @@ class ComputePool(PoolTarget, NodeAccess, DetachedAccess, SharedNames):
             one process need different names. In a notebook, a new pool closes the one with the same name or variable.
         detached_for_s: Seconds > 0 that the pool goes on without a client, from the moment when the client dies or
             calls `detach()`. Another program gets it by `ComputePool.attach(name)`. Leaving the block still closes the
-            pool. Needs a `name`; so far for one node of `sky.SSH`. A lost node is not replaced. None: the pool
-            ends with this program.
+            pool. Needs a `name`, and nodes of `sky.SSH`; several nodes need engine="ray", and go on alone once Ray
+            carries the calls to all of them. A lost node is not replaced. None: the pool ends with this program.
         engine: Carrier of the calls. "direct": this program schedules, and is connected to each node. "ray": the first
             node schedules, and Ray joins the nodes, so calls and values of tasks go straight between them. It needs
             `sky.SSH`, and a fixed number of nodes that is at least 2. If Ray does not come up, the pool ends with a
@@ -214,6 +214,7 @@ class ComputePool(PoolTarget, NodeAccess, DetachedAccess, SharedNames):
             spec=spec,
             is_fixed=size.is_fixed,
             rests=idle_timeout_s is not None,
+            is_on_ray=engine == "ray",
         )
         check_engine(
             engine,
@@ -324,6 +325,7 @@ class ComputePool(PoolTarget, NodeAccess, DetachedAccess, SharedNames):
             logs=logs,
             console=console,
             on_event=on_event,
+            image=Image(**known.image),
             **known.options,
         )
         pool._life.name = known.pool
@@ -542,7 +544,7 @@ class ComputePool(PoolTarget, NodeAccess, DetachedAccess, SharedNames):
         if life is not None and life.is_active and not sys.is_finalizing():
             warnings.warn(f"{self!r} was never closed; use `with`, or call close()", ResourceWarning, stacklevel=2)
             with contextlib.suppress(Exception):  # `__del__` must not raise, and the keeper ends the rest
-                self.close(cancel=True) if life.detachment is None else life.detach()
+                self.close(cancel=True) if life.detachment is None else life.detach(limit_s=0.0)
 
     def __repr__(self) -> str:
         state = "open" if self.is_active else "closed"

@@ -46,6 +46,10 @@ class DetachedPool:
     """First node, as its provider describes it."""
     options: dict[str, Any]
     """Options of the pool that its clients need."""
+    others: tuple[dict[str, Any], ...] = ()
+    """Further nodes."""
+    image: dict[str, Any] = field(default_factory=dict, repr=False)
+    """Fields of the image by which a client raises Ray again; empty for one node."""
     ended_at: float = 0.0
     """Time of its end as far as this machine knows, in seconds since the epoch; 0: it may be there."""
     why: str = ""
@@ -142,7 +146,8 @@ def pool_of(fields: dict[str, Any]) -> DetachedPool:
     """Return a pool of the fields in a file. Raises TypeError, KeyError if they are not those of a pool."""
     known = DetachedPool.__dataclass_fields__
     fields = {key: value for key, value in fields.items() if key in known}  # newer versions may write more
-    return DetachedPool(**{**fields, "process": tuple(fields["process"])})
+    fields |= {name: tuple(fields[name]) for name in ("process", "others") if name in fields}
+    return DetachedPool(**fields)
 
 
 def _path(pool: str) -> str:

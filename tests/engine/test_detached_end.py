@@ -9,7 +9,6 @@ from skyward.engine.dialler import CommandEnds, Dialler
 from skyward.engine.head.last_words import read_last_words, write_last_words
 from skyward.engine.head.messages import HeadConfig
 from skyward.engine.head.place import LocalHead
-from skyward.engine.head.relays import NoMachines
 from skyward.engine.head.turns import ClientTurns
 from skyward.engine.hosted import HostedEngine
 from skyward.events import DetachmentWarning, Event
@@ -42,13 +41,13 @@ def test_a_client_that_comes_late_is_warned_of_the_end(tmp_path: Path) -> None:
     argv = place.start(config)
     try:
         first = HostedEngine(config, _Known(argv))
-        first.start([], NoMachines())
+        first.start([], None)
         assert look(argv) == (False, True)
         first.leave()
         until(lambda: look(argv) == (True, False))
         events: list[Event] = []
         second = HostedEngine(config, _Known(argv), emit=events.append, attaches=True)
-        second.start([], NoMachines())
+        second.start([], None)
         until(lambda: bool(events))
         (warning,) = events
         assert isinstance(warning, DetachmentWarning)

@@ -49,7 +49,12 @@ def raised() -> Iterator[tuple[RayRaiser, list[str], list[EngineUp]]]:
     reasons, events, stands = list[str](), list[Any](), threading.Event()
     machines = {node: machine(node, login=Login(has_room=node == 0)) for node in range(2)}
     raiser = RayRaiser(sky.Image(), emit=events.append, failed=reasons.append)
-    raiser.begin(machines, 0, lambda verb, *arguments, timeout_s=None: stands.set())
+
+    def ask(verb: str, *arguments: Any, timeout_s: float | None = None) -> None:
+        if verb == "ray_stands":
+            stands.set()
+
+    raiser.begin(machines, 0, ask)
     try:
         assert stands.wait(60)
         yield raiser, reasons, events
@@ -75,8 +80,8 @@ def test_a_pool_that_needs_ray_ends_if_one_node_cannot_have_it() -> None:
 
 def test_a_pool_that_had_ray_goes_on_if_one_node_cannot_have_it_again(caplog: pytest.LogCaptureFixture) -> None:
     with raised() as (raiser, reasons, events):
-        raiser.verbs["ray_carries"]([1])
-        raiser.verbs["ray_carries"]([])
+        raiser.verbs["ray_carries"]([1], [])
+        raiser.verbs["ray_carries"]([], [1])
         ask_for_node_1(raiser, caplog.records)
         assert f"Ray does not run there, so its link stays as it is: {WHY}" in caplog.text
         assert (reasons, [event.engine for event in events]) == ([], ["ray"])

@@ -38,9 +38,11 @@ __all__ = [
     "client_processes",
     "gang_of",
     "kill",
+    "kill_head",
     "noted",
     "nothing_runs_on",
     "pids",
+    "ray_processes",
 ]
 
 P = ParamSpec("P")
@@ -99,6 +101,18 @@ def kill(host: Host, role: Role) -> list[int]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.outside_pid, signal.SIGKILL)
     return [process.pid for process in chosen]
+
+
+def ray_processes(host: Host, name: str = "") -> list[int]:
+    """Return the processes of Ray on a host whose command has this text, as seen from here."""
+    mine = re.compile(r"ray::|/ray/core/|ray\.scripts|skyward\.engine\.ray\.driver")
+    return [p.outside_pid for p in host.processes() if mine.search(p.command) and name in p.command]
+
+
+def kill_head(host: Host) -> None:
+    """Kill the head, and wait for the next one."""
+    (before,) = kill(host, "head")
+    until(lambda: any(head.pid != before for head in pids(host, "head")))
 
 
 def nothing_runs_on(hosts: Sequence[Host], within_s: float = EPSILON_S) -> None:

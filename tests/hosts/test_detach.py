@@ -19,8 +19,7 @@ from skyward.errors import PoolClosed, RefLost, StateLost, UsageError
 from skyward.state import detached
 from skyward.values.machine import LogLine
 from tests.hosts.bed import ROOT
-from tests.hosts.faults import EPSILON_S, Place, client_processes, kill, nothing_runs_on, pids
-from tests.hosts.host import Host
+from tests.hosts.faults import EPSILON_S, Place, client_processes, kill_head, nothing_runs_on, pids
 from tests.waiting import until
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(240)]
@@ -86,12 +85,6 @@ class Client:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
-
-
-def kill_head(host: Host) -> None:
-    """Kill the head, and wait for the next one."""
-    (before,) = kill(host, "head")
-    until(lambda: any(head.pid != before for head in pids(host, "head")))
 
 
 @pytest.fixture

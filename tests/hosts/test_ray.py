@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import re
 import signal
 import socket
 import ssl
@@ -23,7 +22,7 @@ import skyward as sky
 from skyward.errors import ProviderError
 from tests.engines import raised_pool
 from tests.hosts.bed import ROOT, Bed
-from tests.hosts.faults import Place, client_processes, nested_call_s, nothing_runs_on
+from tests.hosts.faults import Place, client_processes, nested_call_s, nothing_runs_on, ray_processes
 from tests.hosts.host import Host
 from tests.hosts.index import PackageIndex
 from tests.relay import Relay
@@ -94,12 +93,6 @@ def on_ray(bed: Bed, hosts: Callable[[int], list[Host]], ray_index: PackageIndex
         nothing_runs_on(place.hosts, 5.0)
         for host in place.hosts:
             assert host.run("sh", "-c", "ls /tmp/skyward-0 /dev/shm").stdout.split() == ["/dev/shm:", "/tmp/skyward-0:"]
-
-
-def ray_processes(host: Host, name: str = "") -> list[int]:
-    """Return the processes of Ray on a host whose command has this text, as seen from here."""
-    mine = re.compile(r"ray::|/ray/core/|ray\.scripts|skyward\.engine\.ray\.driver")
-    return [p.outside_pid for p in host.processes() if mine.search(p.command) and name in p.command]
 
 
 class TestRaised:

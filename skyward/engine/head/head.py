@@ -15,11 +15,12 @@ import resource
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 from ...core.limits import memory_bytes
-from ...errors import PoolClosed, UsageError
+from ...errors import PoolClosed, Unreachable, UsageError
 from ...events import DetachmentWarning, Event, NodeLost
 from ...values.machine import LogLine, Machine, Machines
 from ...values.secret import Secret, masking
@@ -27,7 +28,7 @@ from ...wire.channel import CONTROL, RESULTS
 from ...wire.frames import PROTOCOL_VERSION, SETTLED_KINDS, Frame, FrameKind
 from ...wire.stream import StreamChannel
 from ...wire.task_channel import pieces_of
-from ..dialler import CommandEnds, Connect
+from ..dialler import CommandEnds, Connect, DialledEnds
 from ..direct import DirectEngine
 from ..lender import command_to
 from ..link import NodeLink, Readable
@@ -44,7 +45,7 @@ from .lending import LentLinks
 from .messages import HeadConfig
 from .plain import dump_plain, load_plain
 from .references import ClientReferences
-from .relays import NoMachines, RelayedChannels, RelayedLines, RelayedMachines
+from .relays import RelayedChannels, RelayedLines, RelayedMachines
 from .requests import Answer, Requests
 from .taken_up import held_by_nodes, take_up
 from .turns import ClientTurns
@@ -97,15 +98,17 @@ class Head:
         self._requests = Requests(
             self._tell, self._later_on, verbs=self._verbs(), slow=self._slow_verbs(), later=self._later()
         )
-        self._machines: Machines = NoMachines() if self.turns.is_detached else RelayedMachines(self._requests)
-        tell = self._requests.tell
+        self._machines: Machines | None = None if self.turns.is_detached else RelayedMachines(self._requests)
+        """None: a lost node is not replaced, because the client may be away."""
         self._ways = RayWays(
-            self._lent.way_to,
+            self._lent_way,
             engine.link_repair.move,
-            lacks=partial(tell, "ray_lacks"),
-            carries=lambda nodes: tell("ray_carries", sorted(nodes)),
+            lacks=partial(self._requests.tell, "ray_lacks"),
+            carries=self._on_carried,
         )
-        self._driver = RayDriver(self._ways, partial(tell, "ray_is_lost"))
+        self._driver = RayDriver(self._ways, self._on_ray_lost)
+        self._ray_is_lost = ""
+        """Reason of the last Ray's end; empty while there may be one."""
         engine.nodes.opener.way_to = self._way_to
         self._register()
 
@@ -188,6 +191,7 @@ class Head:
             else:
                 self._calls.change_client(client)
             self._tell_facts()
+            self._tell_of_ray()
         self.tell_kept_output()
         self._ledger.watcher.add(client)
         self._ledger.watcher.wake()
@@ -211,6 +215,7 @@ class Head:
             return False
         turns = self.turns
         turns.sessions, turns.detached_for_s = before["sessions"] + 1, before["detached_for_s"]
+        turns.goes_alone = before.get("goes_alone", False)
         self._token_before, turns.who = before["token"], before["who"]
         with contextlib.suppress(UsageError):  # the disk is full; only one more death would miss this number
             self._note(sessions=turns.sessions)
@@ -218,15 +223,23 @@ class Head:
         return True
 
     def go_on(self) -> None:
-        """Go on where an earlier process was killed. Raises NodeError if the node cannot be reached."""
+        """Go on where an earlier process was killed. Raises NodeError if the node beside it cannot be reached."""
         assert self._kept is not None
         nobody = ClientLink(self._ledger, StreamChannel(checks_blobs=True), self._references)
         self._calls = self._calls_of(nobody)
+        state = self._kept.state
+        machines = load_plain(state["machines"]) if "machines" in state else []
+        lost_before = frozenset(state.get("lost", ()))
+        if "ray" in state:  # first, because the other nodes are reached by it
+            self._driver.start(DriverOrder(**state["ray"]))
+            others = [m for m in machines if m.folder != self._config.node_folder and m.node not in lost_before]
+            self._ways.await_ready(others, min((machine.lease_s for machine in others), default=0.0))
+        wanted = [machine for machine in machines if machine.node not in lost_before]
+        there = self.engine.nodes.open_again(wanted, self._config.node_folder)
         with self._ledger:  # so that no frame of a node is handled before its task is known
-            if machines := self._kept.state.get("machines"):
-                self.engine.use(load_plain(machines), self._machines)
+            self.engine.use_again(machines, there)
             held = held_by_nodes(self._ledger)
-            take_up(self._calls, self._unfinished, held)
+            take_up(self._calls, self._unfinished, held, frozenset(m.node for m in wanted) - there)
             for number, progress in (held or {}).items():  # it was cancelled, cannot go on, or another task called it
                 grace = int(self._config.cancel_grace_s * 10)
                 self._ledger.tell(progress.node, FrameKind.CANCEL, number, lane=grace)
@@ -315,6 +328,7 @@ class Head:
         self._requests.fail_open(PoolClosed("pool: its client is gone; attach to it again"))
         assert isinstance(self._relay, RelayedChannels)
         self._relay.end_all()
+        self._lent.end_all()
         for session in self._shared.values():
             self.engine.shared.end(session)
         self._shared.clear()
@@ -340,6 +354,16 @@ class Head:
         if machine.folder == self._config.node_folder:
             return partial(CommandEnds, command_to(machine))
         return self._ways.way_to(machine)
+
+    def _lent_way(self, machine: Machine) -> Connect:
+        return partial(self._lend, machine)
+
+    def _lend(self, machine: Machine) -> DialledEnds:
+        """Open a channel that the client lends. Raises Unreachable if a detached pool has no client at the moment."""
+        if self.turns.is_detached and not self.turns.is_linked:
+            text = f"node {machine.node}: Ray does not reach it, and no client lends a channel; attach to the pool"
+            raise Unreachable(text, node=None)
+        return self._lent.way_to(machine)()
 
     def close(self) -> None:
         """End everything. The agents end when the client tells them, or with their leases."""
@@ -377,6 +401,16 @@ class Head:
             self._tell_in_pieces(FrameKind.EVENT, 0, dump_plain(event), RESULTS)
         if isinstance(event, NodeLost):
             self._tell_facts()
+            if self.turns.is_detached:
+                self._note_lost(event.node)
+
+    def _note_lost(self, node: int) -> None:
+        """Note that a node will not come back. Needs the ledger's lock."""
+        assert self._kept is not None
+        lost = {*self._kept.state.get("lost", ()), node}
+        with contextlib.suppress(UsageError):  # the disk is full: the next head finds out itself
+            self._note(lost=sorted(lost))
+        self._ledger.after.append(partial(self._ways.forget, node))
 
     def _tell_facts(self) -> None:
         machines = self._ledger.machines
@@ -412,6 +446,8 @@ class Head:
             "resume": lambda positions: self._of_client().resume([CallPosition(*fields) for fields in positions]),
             "extend": self._extend,
             "leave": self.turns.go,
+            "ray_there": self._ray_there,
+            "ray_runs": lambda companions: self._note(companions=companions),
             "there": lambda: engine.members.there,
             "is_idle": lambda: engine.members.is_idle,
             "shared_withdraw": self._on_shared(engine.shared.withdraw),
@@ -459,10 +495,52 @@ class Head:
         with self._ledger:
             self._note(machines=dump_plain(machines))
         self.engine.use(machines, self._machines)
+        if len(machines) < 2:
+            self._go_alone()
+
+    # Ray --------------------------------------------------------------------------------------------------------------
 
     def _drive(self, python: str, folder: str, here: str, address: str) -> None:
-        pool = self._config.pool
-        self._driver.start(DriverOrder(python=python, folder=folder, here=here, address=address, pool=pool))
+        order = DriverOrder(python=python, folder=folder, here=here, address=address, pool=self._config.pool)
+        with self._ledger:
+            self._note(ray=asdict(order))
+        self._ray_is_lost = ""
+        self._driver.start(order)
+
+    def _on_carried(self, by_ray: frozenset[int], missing: frozenset[int]) -> None:
+        self._requests.tell("ray_carries", sorted(by_ray), sorted(missing))
+        if by_ray and not missing:
+            self._go_alone()
+
+    def _go_alone(self) -> None:
+        """Note that a detached pool needs no client from now on: the head reaches all nodes."""
+        with self._ledger:
+            if self.turns.is_detached and not self.turns.goes_alone:
+                self.turns.goes_alone = True
+                with contextlib.suppress(UsageError):  # the disk is full; the next head finds out itself
+                    self._note(goes_alone=True)
+
+    def _on_ray_lost(self, why: str) -> None:
+        self._ray_is_lost = why
+        self._requests.tell("ray_is_lost", why)
+
+    def _tell_of_ray(self) -> None:
+        """Tell a client what it may have missed while the head was away."""
+        self._requests.tell("ray_carries", sorted(self._ways.by_ray), sorted(self._ways.missing))
+        if self._ray_is_lost:
+            self._requests.tell("ray_is_lost", self._ray_is_lost)
+
+    def _ray_there(self) -> dict[str, Any]:
+        """Return what the next client of a detached pool needs to know about Ray."""
+        state = {} if self._kept is None else self._kept.state
+        order = state.get("ray", {})
+        return {
+            "address": order.get("address", ""),
+            "companions": state.get("companions", {}),
+            "carries": bool(order) and not self._ways.missing and not self._ray_is_lost,
+        }
+
+    # Answers ----------------------------------------------------------------------------------------------------------
 
     def _share(self, answer: Answer, number: int, fields: tuple[Any, ...]) -> None:
         """Carry out a request of the program. The reply comes with its answer."""

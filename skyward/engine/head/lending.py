@@ -103,6 +103,12 @@ class LentLinks:
             self._tell(FrameKind.END_LENT, number, b"", 0)
         os.close(fd)
 
+    def end_all(self) -> None:
+        """End the streams of a client that is gone. Later ones are those of the next."""
+        numbers, self._ends = list(self._ends), {}
+        for number in numbers:
+            self._streams.on_end(number)
+
     def close(self) -> None:
         """End all streams."""
         self._streams.close()

@@ -72,7 +72,7 @@ def main() -> int:
 def _run(config: HeadConfig, listener: socket.socket, path: str, lease: Lease | None = None) -> int:
     head = Head(config)
     turns = head.turns
-    door = Door(listener, head.welcome, turns.renew, turns.ended.set, head.look)
+    door = Door(listener, head.welcome, turns.renew, turns.orphan, head.look)
     head.engine.begin()
     if head.was_killed:
         head.go_on()

@@ -91,22 +91,6 @@ def _is_sent() -> None:
     """Wait for nothing: the client knows when its line is shown."""
 
 
-class NoMachines:
-    """Source of machines of a detached pool: what it loses is not replaced, because its client may be away."""
-
-    def replace(self, node: int) -> Machine | None:
-        return None
-
-    def prepare_replacement(self, node: int) -> bool:
-        return False
-
-    def give_up(self, node: int) -> None:
-        """Do nothing: the machine ends with its lease."""
-
-    def why_gone(self, node: int) -> Gone | None:
-        return None
-
-
 class RelayedMachines:
     """Source of machines that asks the client; see `Machines`."""
 

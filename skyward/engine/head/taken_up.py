@@ -44,7 +44,10 @@ def held_by_nodes(ledger: Ledger) -> dict[int, HeldProgress] | None:
 
 
 def take_up(
-    client: ClientCalls, calls: Iterable[tuple[KeptCall, KeptOrder | None]], held: dict[int, HeldProgress] | None
+    client: ClientCalls,
+    calls: Iterable[tuple[KeptCall, KeptOrder | None]],
+    held: dict[int, HeldProgress] | None,
+    lost: frozenset[int] = frozenset(),
 ) -> None:
     """Go on with the open calls of a killed head. Needs the ledger's lock.
 
@@ -52,6 +55,7 @@ def take_up(
         client: Calls of the client.
         calls: The open ones, with what they need to begin.
         held: Tasks that the nodes have; None: nobody knows. Tasks that go on are taken out.
+        lost: Nodes that may have had tasks, and are gone.
     """
     for call, order in calls:
         if order is None or call.is_torn:
@@ -64,6 +68,7 @@ def take_up(
         packed = PackedCall(message.name, order.function, Encoded(body, order.blobs), options)
         progress = None if held is None else held.pop(call.number, None)
         may_have_run = message.gang is not None or held is None
+        may_have_run |= bool(lost) and (message.nodes is None or bool(lost & set(message.nodes)))
         if progress is not None:
             _go_on_with(client, call, message, packed, progress)
         elif call.state == "waiting" or not may_have_run:

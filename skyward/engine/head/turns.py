@@ -32,6 +32,9 @@ class ClientTurns:
         self.detached_for_s = config.detached_for_s
         self.is_ending = False
         """Whether a detached pool has warned of its end, which has not been averted."""
+        self.goes_alone = False
+        """Whether a detached pool can go on without a client: its head reaches all nodes by itself."""
+        self._is_orphan = False
         self._has_left = False
         """Whether the present client has said that it goes."""
         self._renewed_at = 0.0
@@ -61,6 +64,11 @@ class ClientTurns:
         since = time.strftime("%H:%M", time.localtime(who["since"]))
         program, host = who["program"] or "python", who["host"] or "another machine"
         return LinkRefused(f"process {who['pid']} ({program}) on {host} has it since {since}", is_taken=True)
+
+    @property
+    def is_linked(self) -> bool:
+        """Return whether there is a link to a client that stays."""
+        return self.client is not None and self.client.channel.is_attached and not self._has_left
 
     @property
     def is_taken(self) -> bool:
@@ -111,10 +119,9 @@ class ClientTurns:
     def is_over(self) -> bool:
         """Return whether client and keeper have been away for longer than the lease, or than a detached pool lasts."""
         client = self.client
-        if self.is_detached:
+        if self.is_detached and self.goes_alone:
             # A client that is linked may be silent for long: it holds its GIL, or its machine sleeps.
-            is_linked = client is not None and client.channel.is_attached and not self._has_left
-            limit_s = max(self.detached_for_s, self._config.lease_s if is_linked else 0.0)
+            limit_s = max(self.detached_for_s, self._config.lease_s if self.is_linked else 0.0)
             return bool(self.sessions) and time.monotonic() - self.contact_at > limit_s
         if client is None or client.channel.is_attached:
             return False
@@ -127,9 +134,16 @@ class ClientTurns:
         is_away = client is None or not client.channel.is_attached
         return self.is_detached and is_away and time.monotonic() - self.contact_at > self._config.lease_s
 
+    def orphan(self) -> None:
+        """End the head, because the keeper says that its client has died."""
+        self._is_orphan = True
+        self.ended.set()
+
     @property
     def last_words(self) -> str:
         """Reason of the end."""
+        if self._is_orphan or not (self.goes_alone or self.ended.is_set()):
+            return "because its program died before Ray joined its nodes"
         if self.ended.is_set():
             return "because its program closed it"
         return f"because no client came for {duration(self.detached_for_s)}"

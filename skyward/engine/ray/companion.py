@@ -46,7 +46,7 @@ def _run(order: dict[str, Any]) -> int:
     with log.open("wb") as output:
         process = subprocess.Popen(
             _command(order),
-            env=ray_variables(folder, PACKAGE_ROOT, os.environ),
+            env=ray_variables(folder, PACKAGE_ROOT, os.environ, is_patient=order["is_patient"]),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ...errors import Unreachable
 from ...values.machine import Machine
@@ -106,7 +106,7 @@ class RayWays:
         otherwise: Returns the other way to a machine.
         move: Gets the number of a node whose link should be dialled again, because Ray reaches it.
         lacks: Gets the number of a node that Ray does not have, every few seconds.
-        carries: Gets the nodes whose last link was opened by Ray, when they have changed.
+        carries: Gets the nodes whose last link was opened by Ray, and those whose was not, when they have changed.
     """
 
     def __init__(
@@ -115,11 +115,12 @@ class RayWays:
         move: Callable[[int], object],
         *,
         lacks: Callable[[int], object] = lambda _: None,
-        carries: Callable[[frozenset[int]], object] = lambda _: None,
+        carries: Callable[[frozenset[int], frozenset[int]], object] = lambda by_ray, missing: None,
     ) -> None:
         self._otherwise, self._move = otherwise, move
         self._lacks, self._carries = lacks, carries
         self._lock, self._noting = threading.Lock(), threading.Lock()
+        self._readied = threading.Condition(self._lock)
         self._driver = ""
         self._machines: dict[int, Machine] = {}
         self._ready: set[str] = set()
@@ -129,6 +130,12 @@ class RayWays:
         """Set when the driver is no longer the same."""
         self.by_ray: frozenset[int] = frozenset()
         """Nodes whose last link was opened by Ray."""
+        self._told = self.by_ray, self.missing
+
+    @property
+    def missing(self) -> frozenset[int]:
+        """Nodes whose last link was opened the other way."""
+        return frozenset(self._machines) - self.by_ray
 
     def stands(self, driver: str) -> None:
         """Use Ray from now on, by its driver's socket, as soon as its bridges are ready."""
@@ -145,6 +152,23 @@ class RayWays:
             self._driver = ""
             self._ready, self._preparing = set(), set()
             self._has_changed.set()
+
+    def forget(self, node: int) -> None:
+        """Carry a node no longer, because it is lost."""
+        with self._lock:
+            self._machines.pop(node, None)
+        self._note(node, is_by_ray=False)
+
+    def await_ready(self, machines: Sequence[Machine], limit_s: float) -> None:
+        """Wait until Ray reaches machines that were not dialled before, for at most this many seconds."""
+        agents = {machine.socket_path for machine in machines}
+        with self._lock:
+            self._machines.update((machine.node, machine) for machine in machines)
+            is_there = bool(self._driver)
+        for machine in machines if is_there else ():
+            self._prepare(machine)
+        with self._readied:
+            self._readied.wait_for(lambda: agents <= self._ready, limit_s)
 
     def way_to(self, machine: Machine) -> Connect:
         """Return the function that opens a link to a machine's agent."""
@@ -167,10 +191,10 @@ class RayWays:
 
     def _note(self, node: int, *, is_by_ray: bool) -> None:
         with self._noting:  # so that the changes are told in their order
-            before = self.by_ray
-            self.by_ray = before | {node} if is_by_ray else before - {node}
-            if self.by_ray != before:
-                self._carries(self.by_ray)
+            self.by_ray = self.by_ray | {node} if is_by_ray else self.by_ray - {node}
+            if self._told != (now := (self.by_ray, self.missing)):
+                self._told = now
+                self._carries(*now)
 
     def _break(self, machine: Machine) -> None:
         with self._lock:
@@ -204,6 +228,7 @@ class RayWays:
             self._preparing.discard(machine.socket_path)
             if is_ready:
                 self._ready.add(machine.socket_path)
+                self._readied.notify_all()
         if is_ready:
             self._move(machine.node)
 

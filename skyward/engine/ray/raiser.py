@@ -3,6 +3,9 @@
 The head has the driver, and says what it lacks. Only the client has logins on the nodes. Ray is replaced, never
 repaired: a new one has new ports, folders and keys. A node that left Ray joins it again by a new start there.
 
+The Ray of a detached pool outlives its client. The next one leaves it as it is while it carries all links. Otherwise it
+replaces all of it, because the key of the authority died with the client that had raised it.
+
 Every wait has a limit. If Ray does not come up, the pool goes on over the channels that the client lends, or ends if it
 was told to need Ray.
 """
@@ -65,9 +68,9 @@ class _Companion:
 
 @dataclass
 class _Ray:
-    """One Ray, from its start to its end."""
+    """One Ray, from its start to its end. `authority`: None if another client has raised it."""
 
-    authority: Authority
+    authority: Authority | None
     token: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
     address: str = ""
     has_head: threading.Event = field(default_factory=threading.Event)
@@ -89,10 +92,20 @@ class RayRaiser:
         emit: Takes events.
         failed: Called once with the reason if Ray does not come up, because the pool needs it. None: the pool goes on
             without Ray, and events say why.
+        on_up: Called in a thread of its own when Ray carries all links, each time.
+        is_patient: Whether Ray waits longer for a silent node, because nobody may be there to start it again.
     """
 
-    def __init__(self, image: Image, *, emit: Emit, failed: Callable[[str], object] | None = None) -> None:
-        self._emit, self._failed = emit, failed
+    def __init__(
+        self,
+        image: Image,
+        *,
+        emit: Emit,
+        failed: Callable[[str], object] | None = None,
+        on_up: Callable[[], object] = lambda: None,
+        is_patient: bool = False,
+    ) -> None:
+        self._emit, self._failed, self._on_up, self._is_patient = emit, failed, on_up, is_patient
         self._image = Image(
             pip=(f"ray=={RAY_VERSION}",),
             pip_index_url=image.pip_index_url,
@@ -103,15 +116,19 @@ class RayRaiser:
         self._machines: Mapping[int, Machine] = {}
         self._head = 0
         self._ask: _Ask | None = None
-        self._lock = threading.Lock()
+        self._lock, self._telling = threading.Lock(), threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        """Notified when `_is_up` or `_is_given_up` has changed."""
         self._ray: _Ray | None = None
+        self._missing: tuple[int, ...] = ()
+        """Nodes that Ray does not carry, as the head last said."""
         self._stop, self._is_lost = threading.Event(), threading.Event()
         self._why = ""
         self._python = ""
         """Interpreter with Ray on the head's machine."""
         self._began_at = 0.0
         self._is_up = self._was_up = False
-        self._is_given_up = False
+        self._is_given_up = self._has_ended = False
         self.verbs: dict[str, Callable[..., object]] = {"ray_carries": self._on_carried, "ray_is_lost": self._on_lost}
         """Verbs of the head."""
         self.slow_verbs: dict[str, Callable[..., object]] = {"ray_lacks": self._on_lacking}
@@ -122,47 +139,80 @@ class RayRaiser:
         """Return whether Ray carries the links to all nodes but the head's."""
         return self._is_up
 
+    @property
+    def _is_settled(self) -> bool:
+        """Return whether Ray carries all links, and the head knows its processes."""
+        return self._is_up and self._ray is not None and not self._ray.starting
+
     # For the engine -------------------------------------------------------------------------------------------------
 
-    def begin(self, machines: Mapping[int, Machine], head: int, ask: _Ask) -> None:
-        """Raise Ray in the background.
+    def begin(self, machines: Mapping[int, Machine], head: int, ask: _Ask, *, attaches: bool = False) -> None:
+        """Raise Ray in the background, unless that of an earlier client carries all links.
 
         Args:
             machines: Machines of the pool by node, as they are at any time.
             head: Node of the head.
             ask: Asks the head.
+            attaches: Whether an earlier client has raised one.
         """
         self._machines, self._head, self._ask = machines, head, ask
-        start_thread(self._run, name="skyward-ray", failed=report)
+        is_adopted = attaches and self._adopt()
+        start_thread(lambda: self._run(is_adopted=is_adopted), name="skyward-ray", failed=report)
 
     def stop(self) -> None:
         """Raise Ray no more. Returns at once."""
         self._stop.set()
         self._is_lost.set()
+        with self._changed:
+            self._changed.notify_all()
+
+    def why_needed(self, limit_s: float) -> str:
+        """Return why the head still needs the client's channels, after at most this time; empty: it does not."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_settled or self._has_ended or self._stop.is_set(), limit_s)
+            if self._is_settled:
+                return ""
+            why = f" ({self._why})" if self._why else ""
+            nodes = ", ".join(map(str, self._missing))
+        return f"Ray does not reach node {nodes}{why}" if nodes else f"Ray does not stand{why}"
 
     def close(self) -> None:
         """End Ray on all nodes. Where it cannot be reached, it ends with its node."""
         self.stop()
+        with self._changed:  # a start that is interrupted removes its folder
+            self._changed.wait_for(lambda: self._ray is None or not self._ray.starting, _END_S)
         self._end()
+
+    def leave(self) -> None:
+        """Leave Ray to the next client."""
+        self.stop()
 
     # Verbs of the head ----------------------------------------------------------------------------------------------
 
-    def _on_carried(self, nodes: Collection[int]) -> None:
-        """Learn which nodes Ray's links lead to."""
-        with self._lock:
+    def _on_carried(self, nodes: Collection[int], missing: Collection[int]) -> None:
+        """Learn which nodes Ray's links lead to, and which other links there are."""
+        with self._changed:
             ray, was_up = self._ray, self._is_up
+            self._missing = tuple(missing)
             if ray is None:
                 return
             ray.has_carried |= bool(nodes)
-            self._is_up = is_up = set(self._machines) - {self._head} <= set(nodes)
+            self._is_up = is_up = bool(ray.address) and not missing
+            if was_up and not is_up:
+                self._began_at = time.monotonic()
             self._was_up |= is_up
+            self._changed.notify_all()
         if is_up and not was_up:
+            start_thread(self._on_up, name="skyward-ray-up", failed=report)
             self._emit(EngineUp(engine=_NAME, seconds=time.monotonic() - self._began_at))
 
     def _on_lacking(self, node: int) -> None:
         """Start Ray on a node that it should reach and does not."""
         ray, machine = self._ray, self._machines.get(node)
         if ray is None or machine is None or not ray.address or self._stop.is_set():
+            return
+        if ray.authority is None:
+            self._on_lost(f"node {node} left it, and only the program that raised it could let it in again")
             return
         if time.monotonic() >= ray.again_at.get(node, 0.0):
             self._start(ray, machine)
@@ -173,9 +223,23 @@ class RayRaiser:
 
     # Its thread -----------------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _run(self, *, is_adopted: bool) -> None:
         """Raise Ray again and again. One that never came up is given up."""
-        failures, was_ever_of_use = 0, False
+        try:
+            if is_adopted:
+                self._is_lost.wait()
+                if not self._stop.is_set():
+                    self._emit(EngineLost(engine=_NAME, reason=self._why))
+            if not self._stop.is_set():
+                self._end()  # what an earlier client has left
+                self._raise_again_and_again(was_ever_of_use=is_adopted)
+        finally:
+            with self._changed:
+                self._has_ended = True
+                self._changed.notify_all()
+
+    def _raise_again_and_again(self, *, was_ever_of_use: bool) -> None:
+        failures = 0
         while failures < _TRIES or was_ever_of_use:
             self._is_lost.clear()
             if self._stop.is_set():
@@ -192,6 +256,26 @@ class RayRaiser:
             if was_of_use or failures == _TRIES:
                 self._emit(EngineLost(engine=_NAME, reason=self._why))
             self._stop.wait(_pause_s(failures))
+
+    def _adopt(self) -> bool:
+        """Take the Ray of an earlier client, and return whether it carries all links."""
+        assert self._ask is not None
+        try:
+            told = self._ask("ray_there", timeout_s=_ASK_S)
+        except (SkywardError, TimeoutError) as error:  # what there is of it ends with the nodes
+            self._why = str(error)
+            return False
+        ray = _Ray(None, address=told["address"])
+        for node, (pid, started, folder) in told["companions"].items():
+            machine = self._machines.get(node)
+            if machine is not None and machine.login is not None:
+                ray.companions[node] = _Companion(machine.login, pid, started, folder)
+        ray.has_head.set()
+        with self._changed:
+            self._ray = ray
+            self._is_up = self._was_up = ray.has_carried = bool(told["carries"])
+            self._changed.notify_all()
+        return ray.has_carried
 
     def _raise_until_lost(self) -> bool:
         """Raise Ray, and wait until it is lost. Return whether it has carried anything; `_why` says how it ended."""
@@ -254,15 +338,23 @@ class RayRaiser:
         else:
             ray.failures[node] = 0
         finally:
-            with self._lock:
+            with self._changed:
                 ray.starting.discard(node)
+                self._changed.notify_all()
             if node == self._head:
                 ray.has_head.set()
 
     def _start_once(self, ray: _Ray, machine: Machine) -> None:
-        node, here, login = machine.node, machine.peer.private_ip, machine.login
+        login, name = machine.login, f"ray-{os.urandom(3).hex()}"  # short: the paths of Ray's sockets are below it
         assert login is not None
-        folder = f"ray-{os.urandom(3).hex()}"  # short: the paths of Ray's sockets are below it
+        try:
+            self._start_in(ray, machine, login, name)
+        except BaseException:
+            self._end_one(_Companion(login, 0, "", os.path.join(os.path.dirname(machine.folder), name)))
+            raise
+
+    def _start_in(self, ray: _Ray, machine: Machine, login: NodeLogin, folder: str) -> None:
+        node, here = machine.node, machine.peer.private_ip
         python, folder = login.prepare(self._image, folder, stop=self._stop)
         is_head = node == self._head
         if is_head:
@@ -274,6 +366,7 @@ class RayRaiser:
             if not ray.address:
                 raise PoolClosed("Ray: has no head; open the pool again")
             self._end_one(ray.companions.pop(node, None))
+        assert ray.authority is not None  # one without is not joined
         pair = ray.authority.pair_for(here)
         order = {
             "python": python,
@@ -282,6 +375,7 @@ class RayRaiser:
             "name": ray_name(machine),
             "node": [login.watchdog, login.started],
             "limit_s": _START_S,
+            "is_patient": self._is_patient,
             "secrets": [ray.token, ray.authority.certificate, *pair],
         }
         done = login.run(
@@ -304,15 +398,27 @@ class RayRaiser:
                 ray.companions[node] = companion
         if not is_current:
             self._end_one(companion)
-        elif is_head:
+            return
+        if is_head:
             ray.address = reply["address"]
+        self._tell_companions()
+
+    def _tell_companions(self) -> None:
+        """Tell the head what the next client needs to end Ray."""
+        assert self._ask is not None
+        with self._telling:  # so that the last one told is the newest
+            with self._lock:
+                companions = {} if self._ray is None else dict(self._ray.companions)
+            known = {node: (each.pid, each.started, each.folder) for node, each in companions.items()}
+            self._ask("ray_runs", known, timeout_s=_ASK_S)
 
     # The end ----------------------------------------------------------------------------------------------------------
 
     def _end(self) -> None:
-        with self._lock:
+        with self._changed:
             ray, self._ray = self._ray, None
             self._is_up = False
+            self._changed.notify_all()
             companions = list(ray.companions.values()) if ray else []
         run_side_by_side([lambda each=companion: self._end_one(each) for companion in companions])  # type: ignore[misc]
 

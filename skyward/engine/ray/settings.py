@@ -29,6 +29,8 @@ _HEALTH: Final = {
     "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
 }
 """A dead node is known after 2.5 s, and one that is cut off after 8.5 s. Ray's own 14.6 and 64.5 s are too long."""
+_PATIENT: Final = {"RAY_health_check_failure_threshold": "12", "RAY_gcs_rpc_server_reconnect_timeout_s": "40"}
+"""Without a client nobody starts Ray again on a node that was only slow. The links find silent nodes themselves."""
 _PROXIES: Final = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
 """Variables that would lead Ray's connections away from the pool's network."""
 
@@ -36,13 +38,14 @@ FILES: Final = ("token", "ca.crt", "node.crt", "node.key")
 """Files with secrets."""
 
 
-def ray_variables(folder: str, root: str, before: Mapping[str, str]) -> dict[str, str]:
+def ray_variables(folder: str, root: str, before: Mapping[str, str], *, is_patient: bool = False) -> dict[str, str]:
     """Return the environment of Ray's processes on a node.
 
     Args:
         folder: Ray's folder there.
         root: Folder of skyward's packages there.
         before: Environment of the login.
+        is_patient: Whether silent nodes get more time.
     """
     token, ca, certificate, key = (os.path.join(folder, name) for name in FILES)
     kept = {
@@ -57,6 +60,7 @@ def ray_variables(folder: str, root: str, before: Mapping[str, str]) -> dict[str
         **NO_METRICS,
         **TOKEN,
         **_HEALTH,
+        **(_PATIENT if is_patient else {}),
         "RAY_AUTH_TOKEN_PATH": token,
         "RAY_USE_TLS": "1",
         "RAY_TLS_CA_CERT": ca,

@@ -33,6 +33,7 @@ _KILL_LIMIT_S = 5.0
 _RESTARTS = 5
 """Starts in a row of a process that is killed within `_EARLY_S` seconds: something is wrong with it."""
 _EARLY_S = 10.0
+_REMOVALS, _REMOVE_PAUSE_S = 20, 0.1
 _CONTACT_AT = 8
 """Place of the flag behind the time of the last contact."""
 
@@ -171,7 +172,11 @@ def remove_node(folder: str) -> None:
 
     remove_groups(folder)
     detach(folder)
-    shutil.rmtree(folder, ignore_errors=True)
+    for _ in range(_REMOVALS):  # a process that was killed a moment ago may have made another file meanwhile
+        shutil.rmtree(folder, ignore_errors=True)
+        if not os.path.isdir(folder):
+            return
+        time.sleep(_REMOVE_PAUSE_S)
 
 
 def _run_agent(run_agent: Callable[[], int]) -> int:
