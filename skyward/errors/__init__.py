@@ -45,7 +45,8 @@
     ├── ControlFailed              a training run did not answer, or refused a command
     ├── HubError                   a hub refused a request
     │   ├── HubUnreachable         the hub does not answer, or none is named
-    │   └── JobFailed              a job ended without a value
+    │   ├── JobFailed              a job ended without a value
+    │   └── StreamRestarted        a new attempt of a job yields its items from the beginning
     ├── CheckpointError            a checkpoint of a training run
     │   ├── CheckpointNotFound     the checkpoint, or a required part of it, is missing
     │   ├── CheckpointCorrupt      a file differs from what was written
@@ -70,7 +71,7 @@ Example:
 from __future__ import annotations
 
 from .base import InternalError, SkywardError
-from .hub import HubError, HubUnreachable, JobFailed
+from .hub import HubError, HubUnreachable, JobFailed, StreamRestarted
 from .node import (
     ActorLost,
     BootstrapFailed,
@@ -168,6 +169,7 @@ __all__ = [
     "SkywardError",
     "SlotLost",
     "StateLost",
+    "StreamRestarted",
     "TaskError",
     "TaskExited",
     "TaskTimeout",

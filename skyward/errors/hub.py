@@ -50,6 +50,31 @@ class JobFailed(HubError):
     state: str = ""
 
 
+class StreamRestarted(HubError):
+    """A new attempt of a job yields its items from the beginning, and some of the one before were read already.
+
+    `hub.job(error.job).stream()` has the items of the new attempt. Begin there again, or go on behind those that were
+    read, if the function yields the same items each time.
+
+    Attributes:
+        job: Id of the job.
+        attempt: Number of the new attempt.
+        count: Items of the attempt before that had been read, with those before `start`.
+
+    Example:
+        try:
+            for item in hub.job("1f0c"):
+                print(item)
+        except sky.errors.StreamRestarted as error:
+            for item in hub.job(error.job).stream(start=error.count):
+                print(item)
+    """
+
+    job: str = ""
+    attempt: int = 0
+    count: int = 0
+
+
 class HubUnreachable(HubError):
     """A hub did not answer, or no hub is named.
 

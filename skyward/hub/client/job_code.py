@@ -55,8 +55,6 @@ def pack_call(call: PendingCompute[Any], folder: Path) -> PackedFile:
         ArgumentNotPicklable: The function or an argument cannot be packed.
     """
     function = call.fn
-    if function.is_generator:
-        raise UsageError(f"call={call.name}: returns a stream, and a job has one value; return a list", field="call")
     if function.iterator_parameters:
         raise UsageError(f"call={call.name}: takes a stream, which this program would feed; pass a list", field="call")
     if call.is_kept:

@@ -85,11 +85,22 @@ def send_calls(
     with HubConnection(address) as connection, packed_code(image) as (code, folder):
         upload_file(connection, code.file)
         for call in calls:
+            _check_stream(call, request)
             packed = pack_call(call, folder)
             upload_file(connection, packed)
             answer = connection.json("POST", "/v1/jobs", _new_job(call, code, packed, request, body))
             made.append(dict(answer))
     return made
+
+
+def _check_stream(call: PendingCompute[Any], request: Mapping[str, Any]) -> None:
+    """Refuse a stream of several nodes, and one as the objective of a sweep. Raises UsageError."""
+    if not call.fn.is_generator:
+        return
+    if request["sweep"] is not None:
+        raise UsageError(f"call={call.name}: yields items, and an objective has one value; return it", field="call")
+    if request["on"] == "all":
+        raise UsageError(f"on='all': {call.name} would make a stream on each node; use on='one'", field="on")
 
 
 def _new_job(
@@ -105,6 +116,7 @@ def _new_job(
         "timeout_s": call.options.timeout_s,
         "code_path": list(code.path),
         "code_folder": code.folder,
+        **({"is_stream": True} if call.fn.is_generator else {}),  # a hub of the version before takes it not
     }
     trials = request.get("trials")
     spec = {**request, **of_call} if trials is None else {**request, "trials": {**trials, **of_call}}

@@ -14,10 +14,12 @@ from typing import Any, Generic, Literal, TypeVar
 
 from ...accelerators import Accelerator
 from ...calls.compute import PendingCompute, as_compute, pending_of
-from ...errors import HubError, HubUnreachable, JobFailed, UsageError
+from ...errors import HubError, HubUnreachable, JobFailed, StreamRestarted, UsageError
 from ...values.image import Image
 from ...wire.failures import EncodedFailure, decode_failure
 from ...wire.payloads import unpickle_whole
+from ..model.items import take_items
+from ..model.jobs import Feed
 from .connection import HubConnection, path_of
 from .job_code import image_fields, secret_names
 from .job_request import driver_request, job_request, send_calls
@@ -91,6 +93,9 @@ class Job(Generic[T]):
         for line in job.logs():
             print(line)
         values = job.result()
+
+        for item in hub.submit(generate(10)):
+            print(item)
     """
 
     def __init__(self, address: Address, body: Mapping[str, Any]) -> None:
@@ -134,7 +139,7 @@ class Job(Generic[T]):
     # Value ------------------------------------------------------------------------------------------------------------
 
     def result(self, timeout: float | None = None) -> T:
-        """Wait for the value. For `on="all"`, it is the list of the nodes' values.
+        """Wait for the value. For `on="all"` it is the list of the nodes' values, for a generator that of its items.
 
         A hub that does not answer is asked again for 5 minutes.
 
@@ -147,9 +152,12 @@ class Job(Generic[T]):
             JobFailed: It ended without an exception of its own, such as by its time limit.
             Exception: The exception of the function, with its remote traceback.
         """
-        error = self.exception(timeout)
+        body = self._wait(timeout)
+        error = self._error_of(body)
         if error is not None:
             raise error
+        if body["spec"].get("is_stream"):
+            return list(self.stream())  # type: ignore[return-value]  # T is that of the function
         value: T = _unpacked(pickle.loads(self._blob("value")))
         return value
 
@@ -160,7 +168,9 @@ class Job(Generic[T]):
             TimeoutError: The job is not over yet.
             CancelledError: It was cancelled.
         """
-        body = self._wait(timeout)
+        return self._error_of(self._wait(timeout))
+
+    def _error_of(self, body: Mapping[str, Any]) -> BaseException | None:
         if body["status"] == "completed":
             return None
         if body["status"] == "cancelled":
@@ -180,6 +190,65 @@ class Job(Generic[T]):
     def __await__(self) -> Generator[Any, None, T]:
         return asyncio.to_thread(self.result).__await__()
 
+    def stream(self, start: int = 0) -> Iterator[Any]:
+        """Yield the items of a generator, as they arrive while the job runs, and as they are kept after its end.
+
+        Iterating over the job does the same. They are the items of its newest attempt: one that follows a preemption
+        or a lost node runs the generator from its beginning.
+
+        Args:
+            start: Number of the first item, from 0.
+
+        Raises:
+            UsageError: The function of the job is no generator.
+            StreamRestarted: Another attempt has begun after some items were read here.
+            HubError: The items are no longer kept.
+            HubUnreachable: The hub does not answer for 5 minutes.
+            Exception: The exception of the function, after the items before it. Other ends are those of `result`.
+
+        Example:
+            from skyward import hub
+
+            job = hub.job(job_id)
+            for item in job.stream(start=100):
+                print(item)
+        """
+        body: dict[str, Any] = _until_heard(self._body, None)
+        if not body["spec"].get("is_stream"):
+            raise UsageError(f"job={self.id}: its function is no generator; call result() for its value")
+        attempt, count, buffer = max(1, body["attempt_count"]), 0, bytearray()
+        for number, data in self._follow("items", (attempt, 0)):
+            if number != attempt:
+                self._check_unread(number, count, start)
+                attempt, count, buffer = number, 0, bytearray()
+            buffer += data
+            for packed in take_items(buffer):
+                count += 1
+                if count > start:
+                    yield unpickle_whole(packed)
+        body = self._wait(None)
+        error = self._error_of(body)
+        if error is not None:
+            raise error
+        self._blob("value")  # it is kept for as long as the items
+        if body["attempt_count"] != attempt:
+            self._check_unread(body["attempt_count"], count, start)
+
+    def _check_unread(self, attempt: int, count: int, start: int) -> None:
+        """Raise StreamRestarted if items of an earlier attempt were read."""
+        if count > start:
+            raise StreamRestarted(
+                f"job={self.id}: attempt {attempt} yields its items from the beginning, and {count} of the one before "
+                f"were read; call stream() to begin again, or stream(start={count}) to go on",
+                url=self._address.url,
+                job=self.id,
+                attempt=attempt,
+                count=count,
+            )
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.stream()
+
     def logs(self, *, follow: bool = True, attempt: int | None = None, start: int = 0) -> Iterator[str]:
         """Yield the lines of output of all attempts, one after the other.
 
@@ -191,23 +260,11 @@ class Job(Generic[T]):
         Raises:
             HubUnreachable: The hub does not answer for 5 minutes.
         """
-        place, rest, away_since = (attempt or 1, start), b"", time.monotonic()
-        while True:
-            try:
-                with HubConnection(self._address) as connection:
-                    for event in connection.events(self._path("logs"), query=_output_query(place, follow)):
-                        away_since = time.monotonic()
-                        if event.kind == "end":
-                            yield from _lines(rest, is_last=True)[0]
-                            return
-                        if event.kind == "output":
-                            place = _place_of(event.id)
-                            lines, rest = _lines(rest + b64decode(event.body["data"]))
-                            yield from lines
-            except HubUnreachable:
-                if time.monotonic() - away_since > AWAY_S:
-                    raise
-            time.sleep(1.0)  # the stream broke off: the server ends, and another one comes
+        rest = b""
+        for _, data in self._follow("output", (attempt or 1, start), follow):
+            lines, rest = _lines(rest + data)
+            yield from lines
+        yield from _lines(rest, is_last=True)[0]
 
     # Orders -----------------------------------------------------------------------------------------------------------
 
@@ -262,6 +319,24 @@ class Job(Generic[T]):
     def _order(self, order: str) -> None:
         with HubConnection(self._address) as connection:
             connection.json("POST", self._path(order), {})
+
+    def _follow(self, feed: Feed, place: tuple[int, int], follow: bool = True) -> Iterator[tuple[int, bytes]]:
+        """Yield bytes of a feed with the numbers of their attempts, from a place on: an attempt, and an offset."""
+        path, away_since = self._path("logs" if feed == "output" else feed), time.monotonic()
+        while True:
+            try:
+                with HubConnection(self._address) as connection:
+                    for event in connection.events(path, query=_feed_query(place, follow)):
+                        away_since = time.monotonic()
+                        if event.kind == "end":
+                            return
+                        if event.kind == feed:
+                            place = _place_of(event.id)
+                            yield place[0], b64decode(event.body["data"])
+            except HubUnreachable:
+                if time.monotonic() - away_since > AWAY_S:
+                    raise
+            time.sleep(1.0)  # the connection broke off: the server ends, and another one comes
 
     def _blob(self, name: str) -> bytes:
         content = io.BytesIO()
@@ -333,7 +408,7 @@ def submit(  # noqa: PLR0913  # keyword-only options
     The function, its arguments, your modules and the image travel to the hub now.
 
     Args:
-        call: The call, as operators take it.
+        call: The call, as operators take it. That of a generator function makes a stream; see `Job.stream`.
         on: "one" is `>>`: one node, one value. "all" is `@`: each node, and the list of their values.
         nodes: Nodes of the job, all at once.
         accelerator: Accelerator of each node, such as "A100". None: no matter which, and whole nodes.
@@ -523,7 +598,7 @@ def _until_heard(request: Callable[[], Any], deadline: float | None) -> Any:
             time.sleep(0.5)
 
 
-def _output_query(place: tuple[int, int], follow: bool) -> dict[str, Any]:
+def _feed_query(place: tuple[int, int], follow: bool) -> dict[str, Any]:
     return {"attempt": place[0], "start": place[1], "follow": "true" if follow else "false"}
 
 

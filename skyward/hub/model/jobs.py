@@ -11,10 +11,13 @@ On = Literal["one", "all"]
 AfterIs = Literal["success", "any", "all"]
 BLOBS = ("code", "call", "value", "error")
 """Names of a job's blobs: the user's modules, the packed call, and the packed value or exception."""
+Feed = Literal["output", "items"]
+"""Bytes that an attempt sends while it runs: its lines of output, or the packed items of its generator."""
+FEEDS: tuple[Feed, ...] = ("output", "items")
 
 
 PROTOCOL = 3
-"""Version of the messages between a hub and its launchers and runners. Those of 3 run sweeps whose trials are jobs."""
+"""Version of the messages between a hub and its launchers and runners. Those of 3 know streams and sweeps over jobs."""
 PROTOCOLS = (2, 3)
 """Versions that a hub understands: its own and the one before, because runners outlive an upgrade of the hub."""
 
@@ -123,6 +126,7 @@ class JobSpec:
         pool: Further options of `sky.ComputePool`.
         code_path: Folders of the user's modules for `sys.path`, relative to the unpacked code.
         code_folder: Working folder, relative to the unpacked code.
+        is_stream: Whether the call is of a generator function, whose items are kept one by one.
         sweep: Number of the sweep that this job drives.
         trials: Request of each trial's job, for the driver of a sweep whose trials are jobs; None if they are calls.
         trial: Sweep and task of the trial that this job runs; None if it runs none.
@@ -159,6 +163,7 @@ class JobSpec:
     pool: Mapping[str, Any] = field(default_factory=dict)
     code_path: Sequence[str] = ()
     code_folder: str = ""
+    is_stream: bool = False
     sweep: int | None = None
     trials: Mapping[str, Any] | None = None
     trial: Mapping[str, Any] | None = None

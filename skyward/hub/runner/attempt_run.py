@@ -13,31 +13,50 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...calls.compute import PendingCompute, compute
+from ...calls.compute import ComputeFunction, PendingCompute, compute
 from ...calls.control import CommandState
 from ...calls.options import CallOptions
 from ...engine.questions import SILENT
-from ...errors import BudgetExceeded, ControlFailed, NodeError, PoolClosed, ProviderError, SkywardError, SlotLost
+from ...errors import (
+    BudgetExceeded,
+    ControlFailed,
+    NodeError,
+    PoolClosed,
+    ProviderError,
+    SkywardError,
+    SlotLost,
+    UsageError,
+)
 from ...pool.pool import ComputePool
 from ...values.launch import ProcessLaunch
 from ...values.machine import LogLine
 from ...wire.failures import encode_failure
-from ..model.jobs import AttemptEnd
+from ...wire.payloads import pickle_whole
+from ..model.items import frame_item
+from ..model.jobs import FEEDS, AttemptEnd
 from .command import CommandIntegration
-from .packed_call import CallFailed, run_packed, run_packed_command, run_packed_operation, run_packed_trial_alone
+from .packed_call import (
+    CallFailed,
+    run_packed,
+    run_packed_command,
+    run_packed_operation,
+    run_packed_trial_alone,
+    stream_packed,
+)
 from .reporter import HubLink, Reporter, Stale, until_heard
 from .save_notes import NoteCollector
 from .sweep_run import JobsSweepRun, SweepRun
 
 OUTPUT_LIMIT = 256 << 20
 """Most bytes of output of an attempt. The rest is dropped, with a line that says so."""
+ITEMS_LIMIT = 256 << 20
+"""Most bytes of packed items of an attempt, which the hub keeps in its database."""
 LAST_WORD_S = 7 * 86_400.0
 """Seconds for which the end of an attempt waits for a hub that is away. Its machines are gone by then."""
 SAVE_S = 3600.0
 """Seconds for which a checkpoint that was asked for may take. A later one counts only by the next request."""
 NOTE_S = 3.0
 """Seconds for which the note of a save that was asked for may be on its way."""
-OUTPUT = "output"
 _SLICE_S = 0.25
 
 _log = logging.getLogger(__name__)
@@ -82,7 +101,8 @@ class AttemptRun:
     ) -> None:
         self._folder, self._launch = folder, launch
         self._spec: Mapping[str, Any] = launch["spec"]
-        self._output = (folder / OUTPUT).open("ab", buffering=0)
+        self._output = (folder / "output").open("ab", buffering=0)
+        self._is_stream = bool(self._spec.get("is_stream"))  # a hub of the version before knows none
         self._orders: queue.SimpleQueue[tuple[str, float]] = queue.SimpleQueue()
         self._pool_cost_usd, self._cost_before = cost_usd, cost_usd()
         self._is_over, self._was_stopped = threading.Event(), threading.Event()
@@ -92,7 +112,8 @@ class AttemptRun:
         self._sweep = None if number is None else SweepRun(number, self._spec["image"].get("env", {}))
         self.reporter = Reporter(
             make_link,
-            folder / OUTPUT,
+            folder,
+            FEEDS if self._is_stream else FEEDS[:1],
             on_order=lambda command, grace_s: self._orders.put((command, grace_s)),
             on_stale=lambda: self._orders.put(("stale", 0.0)),
             cost_usd=self.cost_usd,
@@ -116,9 +137,9 @@ class AttemptRun:
         if not self._spec["command"]:  # a command has no other order than to end
             self._orders.put(("save", 0.0))
 
-    def pending(self, launch: ProcessLaunch, call: bytes, env: Mapping[str, str]) -> PendingCompute[bytes]:
+    def pending(self, launch: ProcessLaunch, call: bytes, env: Mapping[str, str]) -> PendingCompute[Any]:
         """Return the call of a job's function."""
-        function = compute(run_packed)
+        function: ComputeFunction[..., Any] = compute(stream_packed if self._is_stream else run_packed)
         function.launch = launch
         return replace(function(call, dict(env), self._saves), options=self._options())
 
@@ -316,7 +337,7 @@ class AttemptRun:
             if position + len(data) >= OUTPUT_LIMIT:
                 data += b"[skyward] the output is too long; the rest is left out\n"
             self._output.write(data)
-            self.reporter.send_output()
+            self.reporter.send_feeds()
 
     # Within -----------------------------------------------------------------------------------------------------------
 
@@ -390,7 +411,27 @@ class AttemptRun:
         sweep = self._sweep
         if sweep is not None:
             return replace(self._outcome(lambda: sweep.run(pool, pending)), is_whole=False)
+        if self._is_stream:
+            return self._outcome(lambda: self._stream(pool, pending))
         return self._outcome(lambda: (pending @ pool) if self._spec["on"] == "all" else (pending >> pool))
+
+    def _stream(self, pool: ComputePool, pending: PendingCompute[Any]) -> bytes:
+        """Keep the items of a generator on disk as they come, and return their number, packed as a value is."""
+        count = size = 0
+        with (self._folder / "items").open("ab") as file, contextlib.closing(pending >> pool) as stream:
+            for packed in stream:
+                item = frame_item(packed)
+                size += len(item)
+                if size > ITEMS_LIMIT:
+                    raise UsageError(
+                        f"items={count + 1}: have more than {ITEMS_LIMIT >> 20} MiB together, packed; yield less, such "
+                        "as paths of files that you write"
+                    )
+                file.write(item)
+                file.flush()
+                self.reporter.send_feeds()
+                count += 1
+        return pickle_whole(count)
 
     def _outcome(self, work: Callable[[], Any]) -> AttemptOutcome:
         """Run the work, and return how it ended: its packed value, or the class of its error."""

@@ -24,7 +24,7 @@ from typing import Any
 from ...errors import HubError, HubUnreachable
 from ..client.connection import HubConnection, path_of
 from ..client.settings import JOB, PROJECT, SPOOL, TOKEN, URL, Address
-from ..model.jobs import PROTOCOL
+from ..model.jobs import FEEDS, PROTOCOL
 from ..store.lock import ProcessLock, make_folder
 from .launch_file import CODE, LAUNCH, PID, checkpoint_folder, read_launch, write_private
 from .reporter import HubLink, Stale
@@ -125,23 +125,24 @@ class Launcher:
         return answer
 
     def _send_rest(self, folder: Path) -> None:
-        """Send the output that a runner wrote before it was killed, while the hub still takes it: once."""
-        output = folder / "output"
-        if folder.name in self._sent or not output.exists():
+        """Send the output and items that a runner wrote before it was killed, while the hub still takes them: once."""
+        feeds = [feed for feed in FEEDS if (folder / feed).exists()]
+        if folder.name in self._sent or not feeds:
             return
         launch = read_launch(folder)
         address = Address(url=self._address.url, token=launch["token"] or None, project=launch["project"])
         link = HubLink(address, launch["job"], launch["attempt"])
         try:
-            start, sent = -1, 0
-            while sent != start:  # the hub's first answer leads behind what it has
-                start, sent = sent, link.send_output(output, sent)
+            for feed in feeds:
+                start, sent = -1, 0
+                while sent != start:  # the hub's first answer leads behind what it has
+                    start, sent = sent, link.send_piece(feed, folder / feed, sent)
         except HubUnreachable:
             raise
-        except Stale:  # it has ended by its runner's word, with all of its output
+        except Stale:  # it has ended by its runner's word, with all that it sent
             pass
         except HubError as error:
-            _log.warning("%s: the rest of its output is not sent: %s", folder.name, error)
+            _log.warning("%s: the rest of its output and items is not sent: %s", folder.name, error)
         finally:
             link.close()
         self._sent.add(folder.name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...errors import CommandFailed, ResultNotPicklable, UsageError
@@ -65,6 +65,34 @@ def run_packed(call: bytes, env: Mapping[str, str] = NO_VARIABLES, saves: str = 
         return pickle_whole(value)
     except Exception as error:
         reason = f"value: cannot be packed, because {type(error).__name__}: {error}; return plain data or arrays"
+        raise _carried(ResultNotPicklable(reason)) from None
+
+
+def stream_packed(call: bytes, env: Mapping[str, str] = NO_VARIABLES, saves: str = "") -> Iterator[bytes]:
+    """Run a packed call of a generator function with variables of its job, and yield its items, each packed.
+
+    Raises:
+        CallFailed: The function raised, or an item cannot be packed.
+    """
+    os.environ.update(env)
+    kinds: tuple[type[BaseException], ...] = ()
+    try:
+        function, args, kwargs, kinds = unpickle_whole(call)
+        with forwarding_notes(saves):
+            for number, item in enumerate(function.fn(*args, **kwargs)):
+                yield _packed_item(number, item)
+    except CallFailed:
+        raise
+    except (Exception, SystemExit) as error:
+        stamp_failure(error)
+        raise _carried(error, may_retry=not kinds or isinstance(error, kinds)) from None
+
+
+def _packed_item(number: int, item: object) -> bytes:
+    try:
+        return pickle_whole(item)
+    except Exception as error:
+        reason = f"item {number}: cannot be packed, because {type(error).__name__}: {error}; yield plain data or arrays"
         raise _carried(ResultNotPicklable(reason)) from None
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from ...errors import HubError, HubUnreachable
 from ..client.connection import HubConnection, path_of
 from ..client.settings import Address
-from ..model.jobs import PROTOCOL
+from ..model.jobs import PROTOCOL, Feed
 
 BEAT_S = 1.0
 """Seconds between two signs of life."""
@@ -24,7 +24,7 @@ MOST_SAVES = 100
 _PIECE = 1 << 20
 _RETRY_S = 1.0
 _PACE_S = 0.2
-"""Seconds between two pieces of output."""
+"""Seconds between two pieces of a feed."""
 _NOTE = 200
 """Most characters of a note."""
 _STALE = frozenset({401, 403, 404, 409})
@@ -99,14 +99,14 @@ class HubLink:
         body = {"idle_cost_usd": idle_cost_usd}
         self._ask(lambda: self._connection.json("POST", self.path("give-back"), body))
 
-    def send_output(self, file: Path, start: int) -> int:
-        """Send output from an offset on, one piece of it, and return the offset behind what the hub has."""
+    def send_piece(self, feed: Feed, file: Path, start: int) -> int:
+        """Send a piece of a feed from an offset on, and return the offset behind what the hub has."""
         with file.open("rb") as source:
             source.seek(start)
             piece = source.read(_PIECE)
         if not piece:
             return start
-        answer = self._ask(lambda: self._connection.send("PUT", self.path("output"), piece, query={"start": start}))
+        answer = self._ask(lambda: self._connection.send("PUT", self.path(feed), piece, query={"start": start}))
         return int(answer["size"])
 
     def send_result(self, name: str, file: Path) -> None:
@@ -134,11 +134,12 @@ class HubLink:
 
 
 class Reporter:
-    """Two threads that speak to the hub: one sends signs of life and collects commands, the other sends output.
+    """Two threads that speak to the hub: one sends signs of life and collects commands, the other sends feeds.
 
     Args:
         make_link: Makes the link of a thread.
-        output: File that the output is written to.
+        folder: Folder with a file for each feed.
+        feeds: Feeds of the attempt, output first.
         on_order: Called with each new command, its number and its grace in seconds.
         on_stale: Called once, when the attempt is given up or the hub was silent for `FENCE_S`.
         cost_usd: Returns the cost so far.
@@ -148,14 +149,15 @@ class Reporter:
     def __init__(
         self,
         make_link: Callable[[], HubLink],
-        output: Path,
+        folder: Path,
+        feeds: Sequence[Feed],
         *,
         on_order: Callable[[str, float], None],
         on_stale: Callable[[], None],
         cost_usd: Callable[[], float],
         gpus: Callable[[], Sequence[Mapping[str, Any]]],
     ) -> None:
-        self._make_link, self._output = make_link, output
+        self._make_link, self._folder = make_link, folder
         self._on_order, self._on_stale, self._cost_usd = on_order, on_stale, cost_usd
         self._gpus = gpus
         self.is_running = False
@@ -163,7 +165,7 @@ class Reporter:
         """State of its machines in words, until they are ready."""
         self.saved_at: int | None = None
         """Time of the last checkpoint that was asked for and is durable, see `hub_time`."""
-        self.sent = 0
+        self._sent = dict.fromkeys(feeds, 0)
         self._seen = 0
         self._ahead_ms = 0
         self.save_count = 0
@@ -171,7 +173,7 @@ class Reporter:
         self._saves: deque[tuple[float, dict[str, Any]]] = deque(maxlen=MOST_SAVES)
         self._has_save = threading.Condition()
         self._answered_at = time.monotonic()
-        self._has_ended, self._is_stale, self._has_output = threading.Event(), threading.Event(), threading.Event()
+        self._has_ended, self._is_stale, self._has_bytes = threading.Event(), threading.Event(), threading.Event()
         self._wake = threading.Event()
         self._threads = [
             threading.Thread(target=self._guarded, args=(self._beat_always,), name="skyward-job-beat", daemon=True),
@@ -190,9 +192,9 @@ class Reporter:
         """Send the next sign of life at once, because something has changed."""
         self._wake.set()
 
-    def send_output(self) -> None:
-        """Send output that was written: at once, or a little after the last."""
-        self._has_output.set()
+    def send_feeds(self) -> None:
+        """Send output or items that were written: at once, or a little after the last."""
+        self._has_bytes.set()
 
     def add_save(self, note: Mapping[str, Any]) -> None:
         """Send a note of a save with the next sign of life. The hub counts each number once."""
@@ -227,9 +229,9 @@ class Reporter:
         return order
 
     def stop(self) -> None:
-        """End both threads. Output that was written before has been sent, unless the attempt is stale."""
+        """End both threads. Feeds that were written before have been sent, unless the attempt is stale."""
         self._has_ended.set()
-        self._has_output.set()
+        self._has_bytes.set()
         self._wake.set()
         for thread in self._threads:
             thread.join(FENCE_S)
@@ -266,16 +268,15 @@ class Reporter:
     def _send_always(self) -> None:
         link = self._make_link()
         while not self._is_stale.is_set():
-            self._has_output.clear()
-            is_last = self._has_ended.is_set()  # asked first: the last output comes before the end
+            self._has_bytes.clear()
+            is_last = self._has_ended.is_set()  # asked first: the last bytes come before the end
             try:
-                before = self.sent
-                self.sent = link.send_output(self._output, before)
-                if self.sent == before:
+                size = max([self._send_piece(link, feed) for feed in self._sent])
+                if not size:
                     if is_last:
                         break
-                    self._has_output.wait()
-                elif self.sent - before < _PIECE:
+                    self._has_bytes.wait()
+                elif size < _PIECE:
                     self._has_ended.wait(_PACE_S)  # further lines go together
             except HubUnreachable:
                 self._is_stale.wait(_RETRY_S)
@@ -283,10 +284,17 @@ class Reporter:
                 self._give_up()
         link.close()
 
+    def _send_piece(self, link: HubLink, feed: Feed) -> int:
+        """Send the next piece of a feed, and return its size: 0 if the hub has all of it."""
+        before = self._sent[feed]
+        if (file := self._folder / feed).exists():
+            self._sent[feed] = link.send_piece(feed, file, before)
+        return self._sent[feed] - before
+
     def _give_up(self) -> None:
         if not self._is_stale.is_set():
             self._is_stale.set()
-            self._has_output.set()
+            self._has_bytes.set()
             self._on_stale()
 
 

@@ -33,8 +33,8 @@ from ...values.image import Image
 from ...values.machine import LogLine
 from ...wire.failures import encode_failure
 from ..client.settings import JOB, URL, Address
-from ..model.jobs import AttemptEnd
-from .attempt_run import OUTPUT, AttemptOutcome, AttemptRun, in_words
+from ..model.jobs import FEEDS, AttemptEnd
+from .attempt_run import AttemptOutcome, AttemptRun, in_words
 from .command import CANCEL_S
 from .gpu_samples import VISIBLE, GpuSamples, own_gpus
 from .launch_file import CHECKPOINT_DIR, CODE, LAUNCH, checkpoint_folder, read_launch, write_private
@@ -245,7 +245,8 @@ class JobRunner:
     def _begin(self, launch: Mapping[str, Any]) -> None:
         """Make the folder that of the next attempt: the launcher sends its output if this process is killed."""
         self._run.close()
-        (self._folder / OUTPUT).unlink()
+        for feed in FEEDS:
+            (self._folder / feed).unlink(missing_ok=True)
         write_private(self._folder / LAUNCH, launch)
         self._launch = launch
         self._gpus.begin()

@@ -1,4 +1,4 @@
-"""Rows of attempts, and their output."""
+"""Rows of attempts, and the bytes that they send."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 
+from ..model.jobs import Feed
 from . import jobs
 from .jobs import JobRow
 from .transaction import ReadSnapshot, Transaction
 
 PIECE = 1 << 20
-"""Bytes of output that are read at once."""
+"""Bytes of output or items that are read at once."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,6 +46,7 @@ class AttemptRow:
     idle_cost: float | None = None
     saves: int | None = None
     late_at: int | None = None
+    items: int | None = None
     pk: int = 0
 
     @property
@@ -61,6 +63,10 @@ class AttemptRow:
     def obstacles(self) -> tuple[int, ...]:
         """Numbers (pk) of the attempts that must end first."""
         return tuple(json.loads(self.waits_for))
+
+    def size_of(self, feed: Feed) -> int:
+        """Return how many bytes of a feed have arrived."""
+        return (self.output if feed == "output" else self.items) or 0
 
     def order(self, command: str) -> None:
         """Give its runner a command, which it collects with its next message."""
@@ -96,7 +102,7 @@ def update_attempt(tx: Transaction, row: AttemptRow) -> None:
 
 
 def delete_attempt(tx: Transaction, pk: int) -> None:
-    """Delete an attempt that has no output."""
+    """Delete an attempt that has sent nothing."""
     tx.execute("DELETE FROM attempt WHERE pk = ?", (pk,))
 
 
@@ -184,21 +190,22 @@ def _with_jobs(snapshot: ReadSnapshot, condition: str, for_update: str) -> list[
     return [(jobs.row_of(row[:width]), _row(row[width:])) for row in rows]
 
 
-# Output ---------------------------------------------------------------------------------------------------------------
+# Feeds ----------------------------------------------------------------------------------------------------------------
 
 
-def add_output(tx: Transaction, row: AttemptRow, start: int, body: bytes) -> None:
-    """Add bytes of output that begin at `start`. Bytes that are here already are dropped: the runner sends again."""
-    if fresh := body[row.output - start :]:
-        tx.execute("INSERT INTO job_output (attempt, start, body) VALUES (?, ?, ?)", (row.pk, row.output, fresh))
-        row.output += len(fresh)
+def add_to_feed(tx: Transaction, row: AttemptRow, feed: Feed, start: int, body: bytes) -> None:
+    """Add bytes that begin at `start`. Bytes that are here already are dropped: the runner sends again."""
+    size = row.size_of(feed)
+    if fresh := body[size - start :]:
+        tx.execute(f"INSERT INTO job_{feed} (attempt, start, body) VALUES (?, ?, ?)", (row.pk, size, fresh))
+        setattr(row, feed, size + len(fresh))
 
 
-def read_output(snapshot: ReadSnapshot, attempt: int, start: int) -> bytes:
-    """Return output from `start` on, about `PIECE` bytes at most; empty if there is none yet."""
+def read_feed(snapshot: ReadSnapshot, attempt: int, feed: Feed, start: int) -> bytes:
+    """Return bytes from `start` on, about `PIECE` at most; empty if there are none yet."""
     rows: Sequence[tuple[int, bytes]] = snapshot.execute(
-        "SELECT start, body FROM job_output WHERE attempt = ? AND start >= coalesce((SELECT max(start) FROM job_output"
-        " WHERE attempt = ? AND start <= ?), 0) AND start < ? ORDER BY start LIMIT 256",
+        f"SELECT start, body FROM job_{feed} WHERE attempt = ? AND start >= coalesce((SELECT max(start)"
+        f" FROM job_{feed} WHERE attempt = ? AND start <= ?), 0) AND start < ? ORDER BY start LIMIT 256",
         (attempt, attempt, start, start + PIECE),  # rows follow each other without gaps, and may be as large as this
     ).fetchall()
     pieces, size = [], 0

@@ -28,6 +28,7 @@ __all__ = [
     "job",
     "job_blob",
     "job_end",
+    "job_items",
     "job_output",
     "job_quota",
     "job_spending",
@@ -127,6 +128,7 @@ attempt = Table(
     Column("idle_cost", Double),  # cost of that time so far
     Column("saves", Integer),  # number of the last save that its training noted
     Column("late_at", BigInteger),  # time at which its newest checkpoint was found to be too old
+    Column("items", BigInteger),  # bytes of the items of its generator
     UniqueConstraint("job", "number"),
     Index("attempt_active", "machines", sqlite_where=_ACTIVE, postgresql_where=_ACTIVE),
     Index("attempt_kept", "machines", sqlite_where=_KEPT, postgresql_where=_KEPT),
@@ -154,6 +156,14 @@ delivery = Table(
 
 job_output = Table(
     "job_output",
+    metadata,
+    Column("attempt", INTEGER, ForeignKey("attempt.pk"), primary_key=True, autoincrement=False),
+    Column("start", BigInteger, primary_key=True, autoincrement=False),  # offset of its first byte
+    Column("body", LargeBinary, nullable=False),
+)
+
+job_items = Table(
+    "job_items",
     metadata,
     Column("attempt", INTEGER, ForeignKey("attempt.pk"), primary_key=True, autoincrement=False),
     Column("start", BigInteger, primary_key=True, autoincrement=False),  # offset of its first byte

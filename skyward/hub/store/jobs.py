@@ -241,8 +241,8 @@ def set_reasons(tx: Transaction, reasons: Iterable[tuple[str, bool, int]]) -> No
 
 
 def delete_job(tx: Transaction, job: int) -> None:
-    """Delete a job with its attempts and output. Retention takes its bytes."""
-    tx.execute("DELETE FROM job_output WHERE attempt IN (SELECT pk FROM attempt WHERE job = ?)", (job,))
+    """Delete a job with its attempts and all that they sent. Retention takes its bytes."""
+    _drop_feeds(tx, job)
     for table in ("attempt", "job_blob", "delivery"):
         tx.execute(f"DELETE FROM {table} WHERE job = ?", (job,))
     tx.execute("DELETE FROM job_after WHERE job = ? OR after = ?", (job, job))
@@ -267,20 +267,26 @@ def blobs_of(snapshot: ReadSnapshot, job: int) -> Mapping[str, tuple[str, int]]:
 
 
 def old_jobs(snapshot: ReadSnapshot, before: int, limit: int) -> list[int]:
-    """Return jobs that ended before a time and have bytes still: blobs or output."""
+    """Return jobs that ended before a time and have bytes still: blobs, output or items."""
     rows = snapshot.execute(
         "SELECT j.pk FROM job j WHERE j.ended_at < ? AND (EXISTS (SELECT 1 FROM job_blob b WHERE b.job = j.pk)"
-        " OR EXISTS (SELECT 1 FROM attempt a WHERE a.job = j.pk AND a.output > 0)) ORDER BY j.pk LIMIT ?",
+        " OR EXISTS (SELECT 1 FROM attempt a WHERE a.job = j.pk AND (a.output > 0 OR a.items > 0)))"
+        " ORDER BY j.pk LIMIT ?",
         (before, limit),
     ).fetchall()
     return [int(row[0]) for row in rows]
 
 
 def drop_bytes(tx: Transaction, job: int) -> None:
-    """Forget the blobs and the output of a job. Its attempts stay."""
-    tx.execute("DELETE FROM job_output WHERE attempt IN (SELECT pk FROM attempt WHERE job = ?)", (job,))
-    tx.execute("UPDATE attempt SET output = 0 WHERE job = ?", (job,))
+    """Forget the blobs, the output and the items of a job. Its attempts stay."""
+    _drop_feeds(tx, job)
+    tx.execute("UPDATE attempt SET output = 0, items = NULL WHERE job = ?", (job,))
     tx.execute("DELETE FROM job_blob WHERE job = ?", (job,))
+
+
+def _drop_feeds(tx: Transaction, job: int) -> None:
+    for table in ("job_output", "job_items"):
+        tx.execute(f"DELETE FROM {table} WHERE attempt IN (SELECT pk FROM attempt WHERE job = ?)", (job,))
 
 
 def drop_results(tx: Transaction, job: int) -> None:

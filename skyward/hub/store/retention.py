@@ -50,7 +50,10 @@ _REGISTRY_OF_PROJECT = (
 )
 _JOBS = "(SELECT pk FROM job WHERE project = ?)"
 _JOBS_OF_PROJECT = (
-    f"DELETE FROM job_output WHERE attempt IN (SELECT pk FROM attempt WHERE job IN {_JOBS})",
+    *(
+        f"DELETE FROM {name} WHERE attempt IN (SELECT pk FROM attempt WHERE job IN {_JOBS})"
+        for name in ("job_output", "job_items")
+    ),
     f"DELETE FROM attempt WHERE job IN {_JOBS}",
     f"DELETE FROM job_after WHERE job IN {_JOBS}",
     f"DELETE FROM job_blob WHERE job IN {_JOBS}",

@@ -9,9 +9,9 @@ from sqlalchemy import Connection, Engine, inspect, text
 from ...errors import UsageError
 from . import registry_tables
 
-HEAD = "0010"
+HEAD = "0011"
 """Revision of the tables in this program. The newest file below `migrations/versions` has the same."""
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011")
 """All revisions that this program knows, in order."""
 
 ORGANIZATION, PROJECT = 1, 1

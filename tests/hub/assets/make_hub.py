@@ -177,7 +177,8 @@ async def add_job(hub: Hub, owner: Actor) -> None:
     (launch,) = (await hub.launchers.poll(owner, "here")).start
     runner = await hub.access.actor_for(launch.token, None) if launch.token else owner
     await hub.attempts.beat(runner, job, 1, is_running=True, cost_usd=0.5)
-    await hub.attempts.add_output(runner, job, 1, 0, b"step 1\n")
+    await hub.attempts.add_to_feed(runner, job, 1, "output", 0, b"step 1\n")
+    await hub.attempts.add_to_feed(runner, job, 1, "items", 0, b"item 1\n")
     await hub.attempts.put_result(runner, job, 1, "value", stream("value"))
     await hub.attempts.end(runner, job, 1, AttemptEnd.COMPLETED, cost_usd=0.75)
 

@@ -81,7 +81,7 @@ class Things:
         if name == "path" and "artifacts" in route.path:
             of_run = "run_id" in fields
             return self.artifact if of_run else f"{self.experiment}/{self.run}/artifacts"
-        if name == "start" and route.path.endswith("/output"):
+        if name == "start" and route.path.endswith(("/output", "/items")):
             return "0"
         if name == "experiment" and "name" in fields:
             return None

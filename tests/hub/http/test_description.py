@@ -56,8 +56,8 @@ def test_answers_are_as_described(
             case.path_parameters = {**(case.path_parameters or {}), **names}
         if isinstance(case.body, dict) and "wait_s" in case.body:
             case.body["wait_s"] = 0  # answers are meant, not waits for them
-        if operation.label == "GET /v1/jobs/{id}/logs":
-            case.query = {"follow": "false", **(case.query or {})}  # by default it waits for more output
+        if operation.label in ("GET /v1/jobs/{id}/logs", "GET /v1/jobs/{id}/items"):
+            case.query = {"follow": "false", **(case.query or {})}  # by default it waits for more bytes
         case.call_and_validate(base_url=server.url, headers=server.headers, excluded_checks=EXCEPT)
 
     check()

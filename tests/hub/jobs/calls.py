@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +232,21 @@ def flood(end: str) -> int:
         lines += 1
         time.sleep(0.005)
     return lines
+
+
+@sky.compute
+def count_up(gate: str, count: int, fails: bool = False) -> Iterator[tuple[int, int]]:
+    """Yield the attempt and a number, each once the file `gate` is longer than the number. Then fail if told to."""
+    attempt = int(os.environ["SKYWARD_CHECKPOINT_WRITER"].rpartition(":")[2])
+    path = Path(gate)
+    deadline = time.monotonic() + 120
+    for number in range(count):
+        while not (path.exists() and path.stat().st_size > number):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield attempt, number
+    if fails:
+        raise OwnError("after its items")
 
 
 @sky.compute

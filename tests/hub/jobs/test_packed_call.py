@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 import skyward as sky
 from skyward.errors import UsageError
 from skyward.hub.client.job_code import pack_call
-from skyward.hub.runner.packed_call import CallFailed, join_call, run_packed, split_call
+from skyward.hub.runner.packed_call import CallFailed, join_call, run_packed, split_call, stream_packed
 from skyward.values.launch import ProcessLaunch
 from skyward.wire.payloads import pickle_whole, unpickle_whole
 from tests.hub.jobs.calls import OwnError, add, fail
@@ -34,6 +36,24 @@ def test_exception_travels_in_a_carrier_that_needs_no_class_of_the_user(tmp_path
         run_packed(call)
     copy = pickle.loads(pickle.dumps(caught.value))
     assert (copy.text, copy.failure) == (caught.value.text, caught.value.failure)
+
+
+def test_items_of_a_generator_are_packed_one_by_one_and_an_error_follows_those_before_it() -> None:
+    @sky.compute
+    def stream(has_lock: bool) -> Iterator[object]:
+        yield 0
+        yield threading.Lock() if has_lock else 1
+        raise OwnError("too late")
+
+    for has_lock, error, count in (
+        (False, "OwnError: too late", 2),
+        (True, "item 1: cannot be packed, because TypeError", 1),
+    ):
+        items = []
+        with pytest.raises(CallFailed, match=error):
+            for packed in stream_packed(pickle_whole((stream, (has_lock,), {}, ()))):
+                items.append(unpickle_whole(packed))
+        assert items == list(range(count))
 
 
 def test_retry_on_decides_on_the_node_whether_an_error_is_tried_again(tmp_path: Path) -> None:

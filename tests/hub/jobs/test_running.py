@@ -95,12 +95,6 @@ def test_job_beyond_its_time_or_beyond_all_machines_says_so(tmp_path: Path) -> N
 
 
 def test_wrong_options_are_refused_before_anything_is_sent() -> None:
-    @sky.compute
-    def stream() -> object:
-        yield 1
-
-    with pytest.raises(UsageError, match="call=stream: returns a stream"):
-        hub.submit(stream())
     with pytest.raises(UsageError, match="on='each': unknown"):
         hub.submit(add(1, 2), on="each")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="nodes=0"):

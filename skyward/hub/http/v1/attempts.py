@@ -7,7 +7,7 @@ from dataclasses import asdict
 import msgspec
 
 from ...model.capacity import MachineSetSpec
-from ...model.jobs import AttemptEnd
+from ...model.jobs import AttemptEnd, Feed
 from ...model.quotas import JobQuotaSpec
 from ...model.refusal import Reason, Refusal
 from ...services.jobs.launches import Launch
@@ -16,8 +16,8 @@ from ..routing import MIB, Call
 from . import job_wire, wire
 from .jobs import job_out
 
-OUTPUT_LIMIT = 4 * MIB
-"""Most bytes of output in one message of a runner."""
+FEED_LIMIT = 4 * MIB
+"""Most bytes of output or items in one message of a runner."""
 
 
 async def poll(call: Call, request: job_wire.LauncherPoll) -> job_wire.LauncherOrdersOut:
@@ -51,14 +51,21 @@ async def beat(call: Call, request: job_wire.Beat) -> job_wire.OrderOut:
     return job_wire.OrderOut(order.command, order.number, order.grace_s, order.now)
 
 
-async def add_output(call: Call, _request: None) -> job_wire.OutputSize:
+async def add_output(call: Call, _request: None) -> job_wire.FeedSize:
+    return await _add_to_feed(call, "output")
+
+
+async def add_items(call: Call, _request: None) -> job_wire.FeedSize:
+    return await _add_to_feed(call, "items")
+
+
+async def _add_to_feed(call: Call, feed: Feed) -> job_wire.FeedSize:
     start = files.query_value(call, "start")
     if not (start.isascii() and start.isdecimal() and len(start) < 19):
         raise Refusal(Reason.INVALID, f"start={start[:40]!r}: is no offset; send a whole number", field="start")
     body = b"".join([chunk async for chunk in call.chunks])
-    return job_wire.OutputSize(
-        await call.hub.attempts.add_output(call.actor, call.path["id"], _number(call), int(start), body)
-    )
+    place = (call.path["id"], _number(call), feed, int(start))
+    return job_wire.FeedSize(await call.hub.attempts.add_to_feed(call.actor, *place, body))
 
 
 async def put_result(call: Call, _request: None) -> wire.Done:

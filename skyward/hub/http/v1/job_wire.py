@@ -50,6 +50,7 @@ class JobSpecWire(Struct, forbid_unknown_fields=True):
     pool: dict[str, Any] = {}
     code_path: list[str] = []
     code_folder: str = ""
+    is_stream: bool = False
     sweep: int | None = None
     trials: dict[str, Any] | None = None
     trial: dict[str, Any] | None = None
@@ -201,8 +202,8 @@ class JobsQuery(Struct):
     project: str | None = None
 
 
-class OutputQuery(Struct):
-    """Output from the byte `start` of an attempt on; by default from the first byte of the first one."""
+class FeedQuery(Struct):
+    """Bytes from `start` of an attempt on; by default from the first byte of the first one."""
 
     attempt: Count | None = None
     start: Annotated[int, Meta(ge=0)] = 0
@@ -259,8 +260,8 @@ class OrderOut(Struct):
     now: int = 0
 
 
-class OutputSize(Struct):
-    """Bytes of output that the hub has."""
+class FeedSize(Struct):
+    """Bytes that the hub has."""
 
     size: int
 

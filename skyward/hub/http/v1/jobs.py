@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from ...model.command_jobs import command_spec
-from ...model.jobs import JobPriority, JobRecord, JobSpec, JobState
+from ...model.jobs import Feed, JobPriority, JobRecord, JobSpec, JobState
 from ...model.refusal import Reason, Refusal
-from ...services.jobs.jobs import NewJob, OutputPiece
+from ...services.jobs.jobs import FeedPiece, NewJob
 from ..reply import HttpReply
 from ..routing import Call
 from . import job_wire, wire
@@ -127,8 +127,18 @@ async def get_result(call: Call, _request: wire.Nothing) -> HttpReply:
     )
 
 
-async def output(call: Call, request: job_wire.OutputQuery) -> HttpReply:
-    """Stream output as server-sent events: `{"attempt", "start", "text"}`, with the bytes as base64 in `data`.
+async def output(call: Call, request: job_wire.FeedQuery) -> HttpReply:
+    """Stream output as server-sent events: `{"attempt", "start", "text"}`, with the bytes as base64 in `data`."""
+    return await _follow(call, request, "output")
+
+
+async def items(call: Call, request: job_wire.FeedQuery) -> HttpReply:
+    """Stream packed items as server-sent events: `{"attempt", "start", "data"}`; see `pack_item` of the runner."""
+    return await _follow(call, request, "items")
+
+
+async def _follow(call: Call, request: job_wire.FeedQuery, feed: Feed) -> HttpReply:
+    """Stream the bytes of a feed.
 
     The id of an event is `attempt:offset` of the byte behind it, so a reader that comes back goes on there.
     """
@@ -137,25 +147,25 @@ async def output(call: Call, request: job_wire.OutputQuery) -> HttpReply:
     if separator and number.isdecimal() and offset.isdecimal():
         attempt, start = int(number), int(offset)
     await call.hub.jobs.job(call.actor, call.path["id"])  # one that is not there is refused with a status
-    pieces = call.hub.jobs.follow(call.actor, call.path["id"], attempt=attempt, start=start, ends=not request.follow)
-    return HttpReply(_events(pieces), content_type=STREAM, headers={b"x-accel-buffering": b"no"})
+    pieces = call.hub.jobs.follow(
+        call.actor, call.path["id"], feed=feed, attempt=attempt, start=start, ends=not request.follow
+    )
+    return HttpReply(_events(feed, pieces), content_type=STREAM, headers={b"x-accel-buffering": b"no"})
 
 
-async def _events(pieces: AsyncGenerator[OutputPiece, None]) -> AsyncGenerator[bytes, None]:
+async def _events(feed: Feed, pieces: AsyncGenerator[FeedPiece, None]) -> AsyncGenerator[bytes, None]:
     async with aclosing(pieces):
         yield b": connected\n\n"
         async for piece in pieces:
             if not piece.body:
                 yield b": still here\n\n"
                 continue
-            body = {
-                "attempt": piece.attempt,
-                "start": piece.start,
-                "text": piece.body.decode(errors="replace"),
-                "data": base64.b64encode(piece.body).decode(),
-            }
-            behind = piece.start + len(piece.body)
-            yield b"id: %d:%d\nevent: output\ndata: %s\n\n" % (piece.attempt, behind, msgspec.json.encode(body))
+            body: dict[str, Any] = {"attempt": piece.attempt, "start": piece.start}
+            if feed == "output":
+                body["text"] = piece.body.decode(errors="replace")
+            body["data"] = base64.b64encode(piece.body).decode()
+            event = (piece.attempt, piece.start + len(piece.body), feed.encode(), msgspec.json.encode(body))
+            yield b"id: %d:%d\nevent: %s\ndata: %s\n\n" % event
         yield b"event: end\ndata: {}\n\n"
 
 

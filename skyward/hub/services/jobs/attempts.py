@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...model.access import Actor, Right
-from ...model.jobs import BLOBS, PROTOCOL, AttemptEnd, JobState
+from ...model.jobs import BLOBS, PROTOCOL, AttemptEnd, Feed, JobState
 from ...model.refusal import Reason, Refusal
 from ...store import artifacts, attempts, jobs, machine_sets
 from ...store.attempts import AttemptRow
@@ -96,13 +96,13 @@ class Attempts(Service):
         beat = (is_running, cost_usd, saved_at, note, saves, gpus)
         return await self.database.write(self._beat, actor, job_id, number, *beat)
 
-    async def add_output(self, actor: Actor, job_id: str, number: int, start: int, body: bytes) -> int:
-        """Add output that begins at the offset `start`, and return how many bytes the hub has.
+    async def add_to_feed(self, actor: Actor, job_id: str, number: int, feed: Feed, start: int, body: bytes) -> int:
+        """Add output or items that begin at the offset `start`, and return how many bytes the hub has.
 
         Bytes that it has already count once, so a runner may send again. Behind a gap nothing is added.
         """
         actor.require(Right.WRITE)
-        return await self.database.write(self._add_output, actor, job_id, number, start, body)
+        return await self.database.write(self._add_to_feed, actor, job_id, number, feed, start, body)
 
     async def put_result(
         self, actor: Actor, job_id: str, number: int, name: str, stream: AsyncIterable[bytes], size: int | None = None
@@ -206,13 +206,15 @@ class Attempts(Service):
         grace_s = self._grace_s if attempt.ends_by is None else max(0.0, (attempt.ends_by - tx.now) / 1000)
         return RunnerOrder(command=attempt.command, number=attempt.command_number, grace_s=grace_s, now=tx.now)
 
-    def _add_output(self, tx: Transaction, actor: Actor, job_id: str, number: int, start: int, body: bytes) -> int:
+    def _add_to_feed(
+        self, tx: Transaction, actor: Actor, job_id: str, number: int, feed: Feed, start: int, body: bytes
+    ) -> int:
         _, attempt = need_attempt(tx, actor, job_id, number, for_update=tx.for_update)
-        if start <= attempt.output < start + len(body):
-            attempts.add_output(tx, attempt, start, body)
+        if start <= attempt.size_of(feed) < start + len(body):
+            attempts.add_to_feed(tx, attempt, feed, start, body)
             attempts.update_attempt(tx, attempt)
             tx.after_commit(self._bell.ring_quietly)
-        return attempt.output
+        return attempt.size_of(feed)
 
     def _end(
         self,

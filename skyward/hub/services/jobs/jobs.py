@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...model.access import Actor, Right, Role
-from ...model.jobs import BLOBS, JobPriority, JobRecord, JobSpec, JobState
+from ...model.jobs import BLOBS, Feed, JobPriority, JobRecord, JobSpec, JobState
 from ...model.notices import NoticeRules
 from ...model.pages import Page, decode_token, encode_token
 from ...model.quotas import Limit, Quota
@@ -36,11 +36,11 @@ TYPES = ("training", "evaluation", "conversion", "other")
 NO_NOTICES = NoticeRules()
 _KEY = re.compile(r"[\w.:-]{1,128}")
 KEPT_DAYS = 30.0
-"""Days for which values, output and code of a job are kept after its end."""
+"""Days for which values, items, output and code of a job are kept after its end."""
 _FORGOTTEN = 100
 """Jobs of one transaction, so that writers of a server wait for little."""
 _STILL_S = 15.0
-"""Seconds without output after which a follower gets a sign of life."""
+"""Seconds without a byte after which a follower gets a sign of life."""
 _LOOK_S = 1.0
 """Seconds between two looks for output of a runner that another server heard."""
 
@@ -64,8 +64,8 @@ class NewJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OutputPiece:
-    """Output of an attempt from a byte on. No bytes: a sign of life.
+class FeedPiece:
+    """Output or items of an attempt from a byte on. No bytes: a sign of life.
 
     Attributes:
         attempt: Number of the attempt.
@@ -176,16 +176,24 @@ class Jobs(Service):
         return size, await asyncio.to_thread(self.blobs.open, sha256)
 
     async def follow(
-        self, actor: Actor, job_id: str, *, attempt: int | None = None, start: int = 0, ends: bool = False
-    ) -> AsyncGenerator[OutputPiece, None]:
-        """Yield the output of a job, attempt after attempt, until the job is over.
+        self,
+        actor: Actor,
+        job_id: str,
+        *,
+        feed: Feed = "output",
+        attempt: int | None = None,
+        start: int = 0,
+        ends: bool = False,
+    ) -> AsyncGenerator[FeedPiece, None]:
+        """Yield the output or the items of a job, attempt after attempt, until the job is over.
 
         Args:
             actor: Who asks.
             job_id: The job.
+            feed: Whether its output or the items of its generator.
             attempt: Number of the first attempt. None: the first one of all.
             start: Offset in it of the first byte.
-            ends: Whether to end with the output that is there now.
+            ends: Whether to end with the bytes that are there now.
 
         Raises:
             Refusal: There is no such job.
@@ -195,10 +203,10 @@ class Jobs(Service):
         number, quiet_s = attempt or 1, 0.0
         while not self._bell.is_closed:
             seen = self._bell.count
-            state, row, body = await self.database.read(_output, actor, job_id, number, start)
+            state, row, body = await self.database.read(_fed, actor, job_id, feed, number, start)
             if body:
                 quiet_s = 0.0
-                yield OutputPiece(attempt=number, start=start, body=body)
+                yield FeedPiece(attempt=number, start=start, body=body)
                 start += len(body)
             elif row is not None and row.ended_at is not None and state.attempts > number:
                 number, start = number + 1, 0
@@ -209,10 +217,10 @@ class Jobs(Service):
                 quiet_s += _LOOK_S
                 if quiet_s >= _STILL_S:
                     quiet_s = 0.0
-                    yield OutputPiece(attempt=number, start=start, body=b"")
+                    yield FeedPiece(attempt=number, start=start, body=b"")
 
     async def forget_old(self, *, write: Write) -> int:
-        """Delete the values, output and code of jobs that ended long ago, and return the number of these jobs.
+        """Delete the values, items, output and code of jobs that ended long ago, and return the number of these jobs.
 
         The jobs stay, with their attempts and costs. `skyward hub gc` takes the bytes that nothing names any longer.
 
@@ -448,11 +456,11 @@ def _blob(snapshot: ReadSnapshot, actor: Actor, job_id: str, name: str) -> tuple
     return found
 
 
-def _output(
-    snapshot: ReadSnapshot, actor: Actor, job_id: str, number: int, start: int
+def _fed(
+    snapshot: ReadSnapshot, actor: Actor, job_id: str, feed: Feed, number: int, start: int
 ) -> tuple[JobRow, AttemptRow | None, bytes]:
     row = need_job(snapshot, actor, job_id)
     attempt = attempts.find_attempt(snapshot, row.pk, number)
-    if attempt is None or attempt.output <= start:
+    if attempt is None or attempt.size_of(feed) <= start:
         return row, attempt, b""
-    return row, attempt, attempts.read_output(snapshot, attempt.pk, start)
+    return row, attempt, attempts.read_feed(snapshot, attempt.pk, feed, start)

@@ -14,7 +14,7 @@ PAUSE_S = 60.0
 """Seconds for which machines whose launcher is too old for a job are left to other jobs."""
 OLDER_S = 600.0
 """Seconds for which other machines are preferred for a job to those whose launcher was too old for one."""
-_SWEEPS_OVER_JOBS = 3
+_NEWEST = 3
 _TOO_OLD = "waits for a newer launcher"
 
 
@@ -31,12 +31,12 @@ def check_protocol(spoken: int) -> None:
 
 def understands(spoken: int, spec: JobSpec) -> bool:
     """Return whether a launcher of this version can run a job: an older one would drop fields that it does not know."""
-    return spoken >= _SWEEPS_OVER_JOBS or not needs_newest(spec)
+    return spoken >= _NEWEST or not needs_newest(spec)
 
 
 def needs_newest(spec: JobSpec) -> bool:
     """Return whether launchers of the version before cannot run a job."""
-    return spec.trials is not None or spec.trial is not None
+    return spec.is_stream or spec.trials is not None or spec.trial is not None
 
 
 def needs_newer(job: JobRow) -> bool:
@@ -46,9 +46,11 @@ def needs_newer(job: JobRow) -> bool:
 
 def explain_older(tx: Transaction, launcher: str, job: JobRow, attempt: AttemptRow) -> None:
     """Write why a job waits whose launcher is too old for it. Such jobs are placed on other machines for a while."""
-    what = "a trial" if job.decoded_spec().trial is not None else "a sweep"
+    spec = job.decoded_spec()
+    what = "a trial" if spec.trial is not None else "a sweep"
+    what = "a stream" if spec.is_stream else f"{what} whose trials are jobs"
     job.why = (
-        f"{_TOO_OLD}: {launcher} of machines {attempt.machines!r} is too old for {what} whose trials are jobs;"
+        f"{_TOO_OLD}: {launcher} of machines {attempt.machines!r} is too old for {what};"
         f" upgrade skyward there and start it again, or run `skyward capacity drain {attempt.machines}`"
     )
     jobs.set_reasons(tx, [(job.why, job.has_turn, job.pk)])
@@ -57,7 +59,7 @@ def explain_older(tx: Transaction, launcher: str, job: JobRow, attempt: AttemptR
 
 def note_newest(tx: Transaction, spoken: int, machines: str) -> None:
     """Note that a launcher has taken a job. One of the newest version shows that its machines suit each job."""
-    if spoken >= _SWEEPS_OVER_JOBS:
+    if spoken >= _NEWEST:
         machine_sets.set_older(tx, machines, 0)
 
 

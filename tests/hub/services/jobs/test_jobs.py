@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from skyward.hub.model.access import Actor
-from skyward.hub.model.jobs import AttemptEnd, JobPriority, JobState
+from skyward.hub.model.jobs import FEEDS, AttemptEnd, Feed, JobPriority, JobState
 from skyward.hub.model.quotas import JobQuotaRecord, JobQuotaSpec
 from skyward.hub.model.refusal import Refusal
 from skyward.hub.services.jobs.jobs import KEPT_DAYS, NewJob
 from skyward.hub.services.jobs.launchers import SILENT_S
 from skyward.hub.services.jobs.scheduler import FENCE_S, START_S
-from skyward.hub.store.attempts import PIECE, read_output
+from skyward.hub.store.attempts import PIECE, read_feed
 from skyward.hub.store.transaction import ReadSnapshot
 from tests.hub.services.hubs import ADA, ADMIN, VIEWER, add_project
 from tests.hub.services.jobs.job_world import LOCAL, OWNER, SPEC, World, both
@@ -253,20 +253,24 @@ def test_provider_without_machines_is_not_asked_again_for_a_while(world: World) 
 
 
 @both
-def test_output_counts_once_and_is_read_from_any_byte(world: World) -> None:
+@pytest.mark.parametrize("feed", FEEDS)
+def test_output_and_items_count_once_and_are_read_from_any_byte(world: World, feed: Feed) -> None:
     job = world.submit()
     world.begin(job)
 
     def add(start: int, body: bytes) -> int:
-        size: int = world.do(world.hub.attempts.add_output(ADA, job, 1, start, body))
+        size: int = world.do(world.hub.attempts.add_to_feed(ADA, job, 1, feed, start, body))
         return size
 
     assert (add(0, b"hello "), add(0, b"hello "), add(3, b"lo world"), add(20, b"gap")) == (6, 6, 11, 11)
 
     async def read(start: int) -> bytes:
-        return b"".join([piece.body async for piece in world.hub.jobs.follow(ADA, job, start=start, ends=True)])
+        pieces = world.hub.jobs.follow(ADA, job, feed=feed, start=start, ends=True)
+        return b"".join([piece.body async for piece in pieces])
 
     assert (world.do(read(0)), world.do(read(4)), world.do(read(9))) == (b"hello world", b"o world", b"ld")
+    world.end(job, AttemptEnd.COMPLETED)
+    world.do(world.hub.jobs.delete(ADA, job))
 
 
 @both
@@ -275,7 +279,7 @@ def test_reader_of_a_long_output_gets_a_piece_of_it_at_a_time(world: World) -> N
     job = world.submit()
     world.begin(job)
     for number in range(4):
-        world.do(world.hub.attempts.add_output(ADA, job, 1, number * PIECE, b"%d" % number * PIECE))
+        world.do(world.hub.attempts.add_to_feed(ADA, job, 1, "output", number * PIECE, b"%d" % number * PIECE))
     rows: list[Any] = []
 
     class Noted:
@@ -291,7 +295,7 @@ def test_reader_of_a_long_output_gets_a_piece_of_it_at_a_time(world: World) -> N
 
     def read(snapshot: ReadSnapshot, start: int) -> bytes:
         ((attempt,),) = snapshot.execute("SELECT pk FROM attempt").fetchall()
-        return read_output(Noted(snapshot), attempt, start)  # type: ignore[arg-type]
+        return read_feed(Noted(snapshot), attempt, "output", start)  # type: ignore[arg-type]
 
     database = world.hub.jobs.database
     assert (world.do(database.read(read, 0)), len(rows)) == (b"0" * PIECE, 1)
@@ -504,7 +508,8 @@ class TestQuotas:
 def test_bytes_of_old_jobs_are_forgotten_and_the_rest_stays(world: World) -> None:
     old, schedule = world.submit("old"), world.submit("schedule", cron="@yearly")
     world.begin(old)
-    world.do(world.hub.attempts.add_output(ADA, old, 1, 0, b"line\n"))
+    world.do(world.hub.attempts.add_to_feed(ADA, old, 1, "output", 0, b"line\n"))
+    world.do(world.hub.attempts.add_to_feed(ADA, old, 1, "items", 0, b"item"))
     world.end(old, AttemptEnd.COMPLETED)
     world.now_s += KEPT_DAYS * 86_400 - 1
     young = world.submit("young")

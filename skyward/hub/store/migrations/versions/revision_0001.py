@@ -18,7 +18,7 @@ depends_on = None
 ADDED_LATER = frozenset(
     {"attempt", "device_use", "job", "job_after", "job_blob", "job_output", "lease", "machine_set", "quota"}
     | {"sweep", "trial", "trial_step"}
-    | {"job_quota", "job_spending", "job_use", "job_end", "delivery"}
+    | {"job_quota", "job_spending", "job_use", "job_end", "delivery", "job_items"}
 )
 
 
