@@ -35,7 +35,7 @@ examples:
   skyward hub up --data ./hub --port 8100
   skyward hub up --runs ~/copied/runs
   skyward hub serve --config hub.yaml
-  skyward hub launcher --machines lab
+  skyward hub launcher --provider ssh --machines lab
   skyward hub secret set HF_TOKEN < token.txt
   skyward hub sync copied/runs
   skyward hub user add ada
@@ -81,6 +81,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     launcher = _add(actions, "launcher", "start jobs of a hub on machines of this one's providers", "launcher")
     launcher.add_argument("--data", metavar="DIR", help="folder of the launcher (default: $XDG_DATA_HOME/skyward/hub)")
     launcher.add_argument("--machines", action="append", default=[], metavar="SET", help="serve this set; repeatable")
+    launcher.add_argument(
+        "--provider", action="append", default=[], metavar="NAME", help="serve all sets of this provider; repeatable"
+    )
     launcher.add_argument("--url", help="address of the hub (default: SKYWARD_HUB_URL)")
     launcher.set_defaults(run=_launcher)
     sync = _add(actions, "sync", "send folders of runs to a hub; SKYWARD_HUB_URL names it", "sync copied/runs")
@@ -154,13 +157,16 @@ def _launcher(arguments: argparse.Namespace) -> int:
     from ..hub.client.settings import address_of
     from ..hub.http.settings import data_folder
     from ..hub.runner.launcher import Launcher
+    from ..providers import load
 
+    for name in arguments.provider:
+        load(name)  # an unknown one is refused, and one whose package is not here
     address = address_of(arguments.url)
     if address is None:
         raise UsageError("url: no hub is named; pass --url, or set SKYWARD_HUB_URL and SKYWARD_HUB_TOKEN")
     logging.getLogger("skyward").setLevel(logging.INFO)
     data = Path(arguments.data).absolute() if arguments.data else data_folder()
-    launcher = Launcher(address, data / "launcher", arguments.machines)
+    launcher = Launcher(address, data / "launcher", arguments.machines, arguments.provider)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: launcher.stop())
     return 0 if launcher.run() else 1

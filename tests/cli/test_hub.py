@@ -14,6 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
+from skyward.cli import main
+
 
 def start(folder: Path, *options: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
     command = [sys.executable, "-m", "skyward", "hub", "up", "--data", str(folder), "--port", "0", "--json", *options]
@@ -51,6 +53,13 @@ def test_second_hub_on_a_folder_is_refused_with_the_firsts_pid(tmp_path: Path) -
     assert second.returncode == 1
     assert str(process.pid) in second.stderr
     assert stop(process) == 0
+
+
+def test_launcher_of_an_unknown_provider_is_refused_with_those_that_there_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["hub", "launcher", "--provider", "local", "--provider", "asw", "--url", "http://nowhere"]) == 1
+    assert "provider='asw': unknown; use one of 'aws', 'local'" in capsys.readouterr().err
 
 
 def test_hub_names_a_folder_that_it_cannot_make() -> None:

@@ -55,20 +55,23 @@ class Launcher:
     Args:
         address: The hub, with an owner's token.
         folder: Where it keeps what it has started. One launcher at a time may use it.
-        machines: Names of the machine sets that it serves; empty for all.
+        machines: Names of the machine sets that it serves. None and no `providers`: all.
+        providers: Names of providers whose machine sets it serves, too, also those that are declared later.
 
     Raises:
         UsageError: Another launcher uses the folder, or it cannot be written.
     """
 
-    def __init__(self, address: Address, folder: Path, machines: Sequence[str] = ()) -> None:
+    def __init__(
+        self, address: Address, folder: Path, machines: Sequence[str] = (), providers: Sequence[str] = ()
+    ) -> None:
         make_folder("data", folder)
         self._lock = ProcessLock(folder / "launcher.lock")
         self._attempts, self._logs = folder / "attempts", folder / "logs"
         for place in (self._attempts, self._logs):
             make_folder("data", place)
         self._name = _name_of(folder)
-        self._address, self._machines = address, list(machines)
+        self._address, self._serves = address, {"machines": list(machines), "providers": list(providers)}
         self._children: dict[Key, subprocess.Popen[bytes]] = {}
         self._asked: dict[tuple[str, Key], float] = {}
         self._starter: RunnerStarter | None = None
@@ -120,7 +123,7 @@ class Launcher:
         gone = [_key_of(folder) for folder in ended]
         # The next poll notices runners that end, and the time of a starter, so it must not be far away then.
         wait_s = 1.0 if len(known) > len(gone) or self._executed_at < math.inf else WAIT_S
-        body = {"machines": self._machines, "known": known, "gone": gone, "wait_s": wait_s, "protocol": PROTOCOL}
+        body = {**self._serves, "known": known, "gone": gone, "wait_s": wait_s, "protocol": PROTOCOL}
         answer: Mapping[str, Any] = connection.json("POST", path_of("v1", "launchers", self._name, "poll"), body)
         return answer
 

@@ -15,12 +15,12 @@ from tests.hub.jobs.hub_process import is_runner
 class Launcher:
     """`skyward hub launcher` in a folder. Leaving the block ends it, and what it has started."""
 
-    def __init__(self, data: Path, **environment: str) -> None:
-        self._data, self._environment = data, environment
+    def __init__(self, data: Path, *options: str, **environment: str) -> None:
+        self._data, self._options, self._environment = data, options, environment
         self.attempts = data / "launcher" / "attempts"
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "skyward", "hub", "launcher", "--data", str(self._data)]
+        command = [sys.executable, "-m", "skyward", "hub", "launcher", "--data", str(self._data), *self._options]
         with (self._data.parent / "launcher.log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **self._environment})
 

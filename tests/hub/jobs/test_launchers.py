@@ -38,7 +38,7 @@ def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch
         machines = {"name": "here", "provider": {"type": "local"}, "nodes": 1}
         assert httpx.post(f"{server.url}/v1/capacity", json=machines, headers=server.headers).status_code == 201
         (tmp_path / "data").mkdir()
-        process = Launcher(tmp_path / "data")
+        process = Launcher(tmp_path / "data", "--provider", "local", "--machines", "there")
         process.start()
         yield process
         process.close()

@@ -25,6 +25,7 @@ async def poll(call: Call, request: job_wire.LauncherPoll) -> job_wire.LauncherO
         call.actor,
         call.path["name"],
         machines=request.machines,
+        providers=request.providers,
         known=request.known,
         gone=request.gone,
         wait_s=request.wait_s,

@@ -301,9 +301,13 @@ class NextIn(Struct):
 
 
 class LauncherPoll(Struct):
-    """Runners of a launcher, as job and attempt: all that it has started, and those whose process is gone."""
+    """Runners of a launcher, as job and attempt: all that it has started, and those whose process is gone.
+
+    It serves `machines` and all sets of `providers`; without both, all sets.
+    """
 
     machines: list[str] = []
+    providers: list[str] = []
     known: list[tuple[str, int]] = []
     gone: list[tuple[str, int]] = []
     wait_s: Annotated[float, Meta(ge=0, le=30)] = 0.0

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
 from ...model.access import Actor, Right
 from ...model.jobs import PROTOCOL, JobState
-from ...store import attempts
+from ...store import attempts, machine_sets
 from ...store.attempts import AttemptRow
 from ...store.jobs import JobRow
 from ...store.transaction import ReadSnapshot, Transaction
@@ -59,6 +60,7 @@ class Launchers(Service):
         launcher: str,
         *,
         machines: Sequence[str] = (),
+        providers: Sequence[str] = (),
         known: Collection[AttemptKey] = (),
         gone: Collection[AttemptKey] = (),
         wait_s: float = 0.0,
@@ -69,7 +71,8 @@ class Launchers(Service):
         Args:
             actor: An owner: launchers start jobs of all projects.
             launcher: Its name, which no other one has.
-            machines: Names of the sets that it serves; empty for all.
+            machines: Names of the sets that it serves; without them and without `providers` all.
+            providers: Providers whose sets it serves, too.
             known: Attempts whose process it has started, the dead ones among them.
             gone: Those of `known` whose process is gone.
             wait_s: Seconds to wait for something to do.
@@ -81,7 +84,7 @@ class Launchers(Service):
         poll = self._polls[launcher] = object()
         while True:
             seen = self._bell.count
-            told = (launcher, machines, protocol, set(known), set(gone))
+            told = (launcher, machines, providers, protocol, set(known), set(gone))
             # A launcher that was killed left its poll here, which knows nothing of what the next one has started.
             if self._polls[launcher] is poll and await self.database.read(self._has_orders, *told):
                 orders = await self.database.write(self._poll, actor, *told)
@@ -99,21 +102,21 @@ class Launchers(Service):
         snapshot: ReadSnapshot,
         launcher: str,
         machines: Sequence[str],
+        providers: Sequence[str],
         protocol: int,
         known: set[AttemptKey],
         gone: set[AttemptKey],
     ) -> bool:
         """Look whether a launcher has something to do, because most polls find nothing."""
         own: set[AttemptKey] = set()
+        served = _served(snapshot, machines, providers)
         for job, attempt in attempts.active_attempts(snapshot):
             key = _runner_key(snapshot, job, attempt)
             if attempt.launcher == launcher:
                 own.add(key)
                 if key in gone or (key not in known) or self._is_silent(job, attempt, self.clock()):
                     return True
-            elif _is_free(job, attempt, machines) and (
-                understands(protocol, job.decoded_spec()) or not needs_newer(job)
-            ):
+            elif _is_free(job, attempt, served) and (understands(protocol, job.decoded_spec()) or not needs_newer(job)):
                 return True
         for job, runner in attempts.kept_attempts(snapshot):
             if runner.launcher == launcher:
@@ -129,11 +132,13 @@ class Launchers(Service):
         actor: Actor,
         launcher: str,
         machines: Sequence[str],
+        providers: Sequence[str],
         protocol: int,
         known: set[AttemptKey],
         gone: set[AttemptKey],
     ) -> LauncherOrders:
         start, kill, own = [], [], set()
+        served = _served(tx, machines, providers)
         for job, attempt in attempts.active_attempts(tx, for_update=tx.for_update):
             key = _runner_key(tx, job, attempt)
             if attempt.launcher == launcher:
@@ -146,7 +151,7 @@ class Launchers(Service):
                     start.append(claim(tx, actor, launcher, job, attempt, self._grace_s))
                 elif self._is_silent(job, attempt, tx.now):
                     kill.append(key)
-            elif _is_free(job, attempt, machines):
+            elif _is_free(job, attempt, served):
                 if understands(protocol, job.decoded_spec()):
                     note_newest(tx, protocol, attempt.machines)
                     start.append(claim(tx, actor, launcher, job, attempt, self._grace_s))
@@ -184,8 +189,16 @@ def _runner_key(snapshot: ReadSnapshot, job: JobRow, attempt: AttemptRow) -> Att
     return (job.id, attempt.number) if found is None else (found[0].id, found[1].number)
 
 
-def _is_free(job: JobRow, attempt: AttemptRow, machines: Sequence[str]) -> bool:
+def _served(snapshot: ReadSnapshot, machines: Sequence[str], providers: Sequence[str]) -> AbstractSet[str] | None:
+    """Return the names of the sets that a launcher serves; None for all."""
+    if not machines and not providers:
+        return None
+    sets = machine_sets.machine_sets(snapshot) if providers else []
+    return {*machines, *(one.spec.name for one in sets if one.spec.provider.get("type") in providers)}
+
+
+def _is_free(job: JobRow, attempt: AttemptRow, served: AbstractSet[str] | None) -> bool:
     """Return whether a launcher may take an attempt: its machines are free, and it serves them."""
-    is_served = not machines or attempt.machines in machines
+    is_served = served is None or attempt.machines in served
     is_new = job.state == JobState.RESERVED and attempt.runner is None
     return is_new and is_served and not json.loads(attempt.waits_for)

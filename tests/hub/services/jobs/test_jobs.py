@@ -214,6 +214,24 @@ def test_launcher_that_did_not_hear_the_answer_gets_the_attempt_again(world: Wor
 
 
 @both
+def test_launcher_serves_the_sets_of_its_providers_and_those_that_it_names(world: World) -> None:
+    job = world.submit()
+    world.pass_s(1)
+    (machines,) = {attempt.machines for attempt in world.job(job).attempts}
+    provider = LOCAL.provider["type"]
+
+    def starts(launcher: str, providers: list[str], machines: list[str]) -> list[str]:
+        orders = world.do(world.hub.launchers.poll(OWNER, launcher, providers=providers, machines=machines))
+        return [launch.job for launch in orders.start]
+
+    assert starts("a", ["aws"], []) == starts("a", ["aws"], ["other"]) == []
+    assert starts("a", ["aws", provider], ["other"]) == [job]
+    second = world.submit()
+    world.pass_s(1)
+    assert starts("b", ["aws"], [machines]) == [second]
+
+
+@both
 def test_more_urgent_job_preempts_one_that_comes_back(world: World) -> None:
     low = world.submit("low", nodes=4, is_preemptible=True, priority=JobPriority.LOW)
     world.begin(low)
