@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,11 +15,14 @@ from skyward.hub.model.access import Actor
 from skyward.hub.model.jobs import FEEDS, AttemptEnd, Feed, JobPriority, JobState
 from skyward.hub.model.quotas import JobQuotaRecord, JobQuotaSpec
 from skyward.hub.model.refusal import Refusal
+from skyward.hub.services.hub import Hub
 from skyward.hub.services.jobs.jobs import KEPT_DAYS, NewJob
 from skyward.hub.services.jobs.launchers import SILENT_S
 from skyward.hub.services.jobs.scheduler import FENCE_S, START_S
 from skyward.hub.store.attempts import PIECE, read_feed
-from skyward.hub.store.transaction import ReadSnapshot
+from skyward.hub.store.database import Database
+from skyward.hub.store.leases import NotHeld
+from skyward.hub.store.transaction import ReadSnapshot, Transaction
 from tests.hub.services.hubs import ADA, ADMIN, VIEWER, add_project
 from tests.hub.services.jobs.job_world import LOCAL, OWNER, SPEC, World, both
 
@@ -229,6 +234,53 @@ def test_launcher_serves_the_sets_of_its_providers_and_those_that_it_names(world
     second = world.submit()
     world.pass_s(1)
     assert starts("b", ["aws"], [machines]) == [second]
+
+
+@pytest.mark.parametrize("world", ["postgresql"], indirect=True)
+def test_two_schedulers_and_two_launchers_at_once_begin_each_job_once(world: World) -> None:
+    """Each server takes the lead while the other one still believes that it leads, and decides."""
+    other = Hub(Database(world.url, clock=world.clock), world.hub.jobs.blobs)
+    jobs = {world.submit(str(number)) for number in range(9)}
+    begun: list[tuple[str, int]] = []
+
+    async def decide(hub: Hub) -> None:
+        while not await hub.leader.leads():
+            pass  # the other one is just writing its decision
+        await hub.scheduler.step()
+
+    async def decide_late(hub: Hub) -> None:
+        assert hub.leader.is_leading
+        with contextlib.suppress(NotHeld):
+            await hub.scheduler.step()
+
+    async def launch(hub: Hub, launcher: str, known: list[tuple[str, int]]) -> None:
+        orders = await hub.launchers.poll(OWNER, launcher, known=known)
+        known += [(one.job, one.attempt) for one in orders.start]
+        begun.extend((one.job, one.attempt) for one in orders.start)
+
+    async def go(first: Hub, second: Hub) -> None:
+        assert await first.leader.leads()
+        await first.jobs.database.write(age_lease)
+        await asyncio.gather(decide_late(first), decide(second))
+        await first.jobs.database.write(age_lease)
+        await asyncio.gather(launch(first, "first", known[first]), launch(second, "second", known[second]))
+
+    known: dict[Hub, list[tuple[str, int]]] = {world.hub: [], other: []}
+    turns = itertools.cycle([(world.hub, other), (other, world.hub)])
+    for first, second in itertools.islice(turns, 6):
+        before = len(begun)
+        world.now_s += 1
+        world.do(asyncio.wait_for(go(first, second), 60))
+        for job, number in begun[before:]:
+            world.beat(job, number)
+            world.end(job, AttemptEnd.COMPLETED, number)
+    world.do(other.close())
+    assert sorted(begun) == sorted((job, 1) for job in jobs)
+    assert {world.state(job) for job in jobs} == {"completed"}
+
+
+def age_lease(tx: Transaction) -> None:
+    tx.execute("UPDATE lease SET expires_at = expires_at - 60000")
 
 
 @both
