@@ -107,16 +107,17 @@ DELAY_1_ALPHA_HALF = {
 }
 
 
-@pytest.mark.parametrize(
-    ("delay", "alpha", "table"),
-    [
-        (0, 0.0, NO_DELAY_ALPHA_0),
-        (0, 0.5, NO_DELAY_ALPHA_HALF),
-        (0, 1.0, ALPHA_1),
-        (1, 0.0, DELAY_1_ALPHA_0),
-        (1, 0.5, DELAY_1_ALPHA_HALF),
-        (1, 1.0, ALPHA_1),
-    ],
-)
+TABLES = [
+    (0, 0.0, NO_DELAY_ALPHA_0),
+    (0, 0.5, NO_DELAY_ALPHA_HALF),
+    (0, 1.0, ALPHA_1),
+    (1, 0.0, DELAY_1_ALPHA_0),
+    (1, 0.5, DELAY_1_ALPHA_HALF),
+    (1, 1.0, ALPHA_1),
+]
+"""Delay, alpha, and the parameters after each step."""
+
+
+@pytest.mark.parametrize(("delay", "alpha", "table"), TABLES)
 def test_streaming_gives_the_tables_by_hand(delay: int, alpha: float, table: dict[str, list[float]]) -> None:
     assert run(delay, alpha, len(table["p a"])) == table

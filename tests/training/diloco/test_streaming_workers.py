@@ -28,15 +28,7 @@ from tests.training.diloco.runs import (
     train,
     worker_of,
 )
-from tests.training.diloco.test_streaming import (
-    ALPHA_1,
-    DELAY_1_ALPHA_0,
-    DELAY_1_ALPHA_HALF,
-    FRAGMENTS,
-    NO_DELAY_ALPHA_0,
-    NO_DELAY_ALPHA_HALF,
-    SPEED,
-)
+from tests.training.diloco.test_streaming import FRAGMENTS, SPEED, TABLES
 from tests.waiting import until
 
 STREAMING: dict[str, Any] = {"sync_every": 6, "num_fragments": 2}
@@ -58,17 +50,7 @@ class TwoFragments(torch.nn.Module):
         self.q = torch.nn.Parameter(torch.zeros(1))
 
 
-@pytest.mark.parametrize(
-    ("delay", "alpha", "table"),
-    [
-        (0, 0.0, NO_DELAY_ALPHA_0),
-        (0, 0.5, NO_DELAY_ALPHA_HALF),
-        (0, 1.0, ALPHA_1),
-        (1, 0.0, DELAY_1_ALPHA_0),
-        (1, 0.5, DELAY_1_ALPHA_HALF),
-        (1, 1.0, ALPHA_1),
-    ],
-)
+@pytest.mark.parametrize(("delay", "alpha", "table"), TABLES)
 def test_workers_compute_the_tables_by_hand(delay: int, alpha: float, table: dict[str, list[float]]) -> None:
     """The server takes half a step, and worker b adds three times as much as worker a."""
     results: dict[str, list[float]] = {name: [] for name in table}
