@@ -9,12 +9,16 @@ for cut links, for leases to expire. So they run beside the others, in three gro
 
 A limited number of groups runs at once. The others wait in the order of their part, so the cores stay busy until the
 last groups end. The last lines tell how long each group took.
+
+Each test has a time limit (pyproject.toml). One that hangs all the same ends its group: the stacks of its threads are
+in the group's output, and all other groups go on.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -74,6 +78,9 @@ AT_ONCE = 5
 COMMANDS = {"promises": {"lint": ["make", "--no-print-directory", "lint"]}, "rest": {}}
 HOSTS = PARTS["rest"]["hosts"]  # conftest.py refuses tests of hosts elsewhere
 SLOWEST = 20
+STALLED_S = 900.0
+"""Seconds without the end of a test after which its group is ended: more than the limit of any test."""
+DYING_S = 10.0
 LOOK_S, LINE_S = 1.0, 60.0
 
 
@@ -97,11 +104,14 @@ class Group:
         self.is_running = True
         self.minutes = 0.0
         self._shown = 0
-        self._began = time.monotonic()
+        self._began = self._moved = time.monotonic()
+        self._last = ""
+        """Progress at the time `_moved`."""
+        self._stalled: list[str] = []
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        self._began = time.monotonic()
+        self._began = self._moved = time.monotonic()
         command = self._command(self._part)
         self._process = subprocess.Popen(command, cwd=ROOT, stdout=self._output, stderr=subprocess.STDOUT)
 
@@ -126,6 +136,22 @@ class Group:
         if self._process is not None and self.is_running:
             self.minutes = (time.monotonic() - self._began) / 60
             self.is_running = self._process.poll() is None
+            self._end_if_stalled(self._process)
+
+    def _end_if_stalled(self, process: subprocess.Popen[bytes]) -> None:
+        """End a group in which no test has ended for long. On SIGABRT pytest prints the stacks of all its threads."""
+        now, progress = time.monotonic(), self.progress()
+        if progress != self._last:
+            self._last, self._moved = progress, now
+        if not self.is_running or now - self._moved < STALLED_S:
+            return
+        self._stalled.append(f"{self.name}: no test has ended for {STALLED_S / 60:.0f} minutes, since {progress}")
+        process.send_signal(signal.SIGABRT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(DYING_S)
+        process.kill()
+        process.wait()
+        self.is_running = False
 
     def _may_start(self, groups: list[Group]) -> bool:
         before = AFTER.get(self.name, ())
@@ -145,11 +171,11 @@ class Group:
 
     def new_failures(self) -> list[str]:
         """Return the failures since the last call, a line each."""
+        failures = list(self._stalled)
         with contextlib.suppress(OSError):
-            failures = self._progress.read_text().splitlines()[1:]
-            shown, self._shown = self._shown, len(failures)
-            return failures[shown:]
-        return []
+            failures[:0] = self._progress.read_text().splitlines()[1:]
+        shown, self._shown = self._shown, len(failures)
+        return failures[shown:]
 
     def output(self) -> str:
         self._output.seek(0)

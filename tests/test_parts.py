@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from tests import __main__ as runner
 from tests.__main__ import PARTS, chosen
+from tests.waiting import until
 
 ROOT = Path(__file__).parent.parent
 GPU = ROOT / "tests" / "gpu"  # needs a GPU, and has a runner of its own
@@ -81,3 +83,25 @@ def test_a_limited_number_of_groups_runs_at_once_and_some_after_others(
     assert len(lines) == 2 * len(names)
     assert max(running) <= runner.AT_ONCE
     assert lines.index("end first") < lines.index("begin last")
+
+
+def test_a_group_that_hangs_is_ended_and_its_output_has_its_stacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = "import time\n\ndef sleeps():\n    print('ready', flush=True)\n    time.sleep(600)\n\nsleeps()\n"
+    monkeypatch.setitem(PARTS, "trial", {})
+    monkeypatch.setitem(runner.COMMANDS, "trial", {"hangs": [sys.executable, "-X", "faulthandler", "-c", program]})
+    monkeypatch.setattr(runner, "RESULTS", tmp_path)
+    with tempfile.TemporaryFile() as output:
+        group = runner.Group("hangs", "trial", output)
+        group.start()
+        until(lambda: "ready" in group.output())
+        group.look([group])
+        assert group.is_running
+        monkeypatch.setattr(runner, "STALLED_S", 0.0)
+        group.look([group])
+        assert not group.is_running
+        assert group.has_failed
+        assert group.new_failures() == ["hangs: no test has ended for 0 minutes, since hangs ..."]
+        assert group.new_failures() == []
+        assert "in sleeps" in group.output()
