@@ -1,10 +1,11 @@
-"""Ray that does not start on one node of two. A pool that needs it is told, unless all nodes had it before."""
+"""Ray of two nodes, whose logins are stand-ins: one that does not start on a node, or is lost while it starts."""
 
 from __future__ import annotations
 
 import json
+import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 import skyward as sky
 from skyward.engine.ray.raiser import RayRaiser
-from skyward.errors import ProviderError
+from skyward.errors import ProviderError, Unreachable
 from skyward.events import EngineUp
 from skyward.ssh.command import SSHResult
 from tests.engine.parts import machine
@@ -22,12 +23,14 @@ WHY = "node 1: no room"
 
 
 class Login:
-    """Login on a node where Ray starts, or has no room."""
+    """Login on a node where Ray starts, has no room, or is slow: then it starts only once the start is interrupted."""
 
     watchdog, started = 1, "1"
 
-    def __init__(self, *, has_room: bool) -> None:
-        self.has_room = has_room
+    def __init__(self, *, has_room: bool, is_slow: bool = False) -> None:
+        self.has_room, self.is_slow = has_room, is_slow
+        self.starts, self.ends = list[str](), list[str]()
+        """Folders in which Ray was started, and those in which it was ended."""
 
     def prepare(self, image: sky.Image, folder: str, *, stop: threading.Event) -> tuple[str, str]:
         if not self.has_room:
@@ -35,6 +38,13 @@ class Login:
         return "python3", f"/tmp/{folder}"
 
     def run(self, module: str, name: str, arguments: Sequence[str] = (), **options: Any) -> SSHResult:
+        if name == "end":
+            self.ends.append(arguments[2])
+        else:
+            self.starts.append(arguments[0])
+            if self.is_slow:
+                assert options["stop"].wait(60)
+                raise Unreachable("stopped on request", node=None)
         return SSHResult(
             code=0, stdout=json.dumps({"pid": 1, "started": "1", "address": "127.0.0.1:1"}).encode(), stderr=b""
         )
@@ -44,19 +54,22 @@ class Login:
 
 
 @contextmanager
-def raised() -> Iterator[tuple[RayRaiser, list[str], list[EngineUp]]]:
-    """Raise Ray, which the pool needs, on a node with room and one without."""
-    reasons, events, stands = list[str](), list[Any](), threading.Event()
-    machines = {node: machine(node, login=Login(has_room=node == 0)) for node in range(2)}
+def raised(
+    other: Login | None = None, stood: list[str] | None = None
+) -> Iterator[tuple[RayRaiser, list[str], list[EngineUp]]]:
+    """Raise Ray, which the pool needs, on a node with room and another one. `stood`: folders of Ray on the first."""
+    reasons, events, stood = list[str](), list[Any](), [] if stood is None else stood
+    logins = [Login(has_room=True), other or Login(has_room=False)]
+    machines = {node: machine(node, login=login) for node, login in enumerate(logins)}
     raiser = RayRaiser(sky.Image(), emit=events.append, failed=reasons.append)
 
     def ask(verb: str, *arguments: Any, timeout_s: float | None = None) -> None:
         if verb == "ray_stands":
-            stands.set()
+            stood.append(arguments[1])
 
     raiser.begin(machines, 0, ask)
     try:
-        assert stands.wait(60)
+        until(lambda: bool(stood))
         yield raiser, reasons, events
     finally:
         raiser.close()
@@ -85,3 +98,31 @@ def test_a_pool_that_had_ray_goes_on_if_one_node_cannot_have_it_again(caplog: py
         ask_for_node_1(raiser, caplog.records)
         assert f"Ray does not run there, so its link stays as it is: {WHY}" in caplog.text
         assert (reasons, [event.engine for event in events]) == ([], ["ray"])
+
+
+def test_word_of_an_earlier_ray_does_not_end_the_one_that_stands_now() -> None:
+    stood = list[str]()
+    with raised(Login(has_room=True), stood) as (raiser, _, _):
+        raiser.verbs["ray_carries"]([1], [])
+        raiser.verbs["ray_is_lost"](stood[0], "it has ended")
+        assert not raiser.is_up
+        until(lambda: len(stood) == 2)
+        raiser.verbs["ray_carries"]([1], [])
+        assert raiser.is_up
+        raiser.verbs["ray_is_lost"](stood[0], "it has ended")
+        assert raiser.is_up
+        raiser.verbs["ray_is_lost"](stood[1], "it has ended")
+        assert not raiser.is_up
+
+
+@pytest.mark.parametrize("end", [RayRaiser.leave, RayRaiser.close])
+def test_starts_that_are_interrupted_have_removed_their_folders_when_the_pool_is_left(
+    end: Callable[[RayRaiser], None],
+) -> None:
+    slow, stood = Login(has_room=True, is_slow=True), list[str]()
+    with raised(slow, stood) as (raiser, _, _):
+        until(lambda: len(slow.starts) == 1)
+        raiser.verbs["ray_is_lost"](stood[0], "it has ended")
+        until(lambda: len(slow.starts) == 2)  # of the next Ray; the first one is interrupted
+        end(raiser)
+        assert sorted(slow.ends) == sorted(map(os.path.basename, slow.starts))

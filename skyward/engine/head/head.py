@@ -107,8 +107,8 @@ class Head:
             carries=self._on_carried,
         )
         self._driver = RayDriver(self._ways, self._on_ray_lost)
-        self._ray_is_lost = ""
-        """Reason of the last Ray's end; empty while there may be one."""
+        self._ray_lost: tuple[str, str] | None = None
+        """Folder of the last Ray and the reason of its end; None while there may be one."""
         engine.nodes.opener.way_to = self._way_to
         self._register()
 
@@ -504,7 +504,7 @@ class Head:
         order = DriverOrder(python=python, folder=folder, here=here, address=address, pool=self._config.pool)
         with self._ledger:
             self._note(ray=asdict(order))
-        self._ray_is_lost = ""
+        self._ray_lost = None
         self._driver.start(order)
 
     def _on_carried(self, by_ray: frozenset[int], missing: frozenset[int]) -> None:
@@ -520,15 +520,15 @@ class Head:
                 with contextlib.suppress(UsageError):  # the disk is full; the next head finds out itself
                     self._note(goes_alone=True)
 
-    def _on_ray_lost(self, why: str) -> None:
-        self._ray_is_lost = why
-        self._requests.tell("ray_is_lost", why)
+    def _on_ray_lost(self, folder: str, why: str) -> None:
+        self._ray_lost = folder, why
+        self._requests.tell("ray_is_lost", folder, why)
 
     def _tell_of_ray(self) -> None:
         """Tell a client what it may have missed while the head was away."""
         self._requests.tell("ray_carries", sorted(self._ways.by_ray), sorted(self._ways.missing))
-        if self._ray_is_lost:
-            self._requests.tell("ray_is_lost", self._ray_is_lost)
+        if self._ray_lost is not None:
+            self._requests.tell("ray_is_lost", *self._ray_lost)
 
     def _ray_there(self) -> dict[str, Any]:
         """Return what the next client of a detached pool needs to know about Ray."""
@@ -537,7 +537,7 @@ class Head:
         return {
             "address": order.get("address", ""),
             "companions": state.get("companions", {}),
-            "carries": bool(order) and not self._ways.missing and not self._ray_is_lost,
+            "carries": bool(order) and not self._ways.missing and self._ray_lost is None,
         }
 
     # Answers ----------------------------------------------------------------------------------------------------------

@@ -52,10 +52,10 @@ class RayDriver:
 
     Args:
         ways: Learns where the driver listens, and that it is gone.
-        on_lost: Called with the reason when there is no driver anymore, and will be none.
+        on_lost: Called with the folder of Ray and the reason when there is no driver anymore, and will be none.
     """
 
-    def __init__(self, ways: RayWays, on_lost: Callable[[str], object]) -> None:
+    def __init__(self, ways: RayWays, on_lost: Callable[[str, str], object]) -> None:
         self._ways, self._on_lost = ways, on_lost
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -69,7 +69,7 @@ class RayDriver:
         start_thread(
             lambda: self._keep(order, stop),
             name="skyward-driver",
-            failed=lambda error: self._on_lost(in_words(error)),
+            failed=lambda error: self._on_lost(order.folder, in_words(error)),
         )
 
     def stop(self) -> None:
@@ -93,7 +93,7 @@ class RayDriver:
                 why = "Ray on the head's machine has ended"
                 break
         if not stop.is_set():
-            self._on_lost(why)
+            self._on_lost(order.folder, why)
 
     def _drive(self, order: DriverOrder, stop: threading.Event) -> tuple[bool, str]:
         """Run a driver until it ends. Return whether it listened, and why it ended."""

@@ -82,6 +82,8 @@ class _Ray:
     """Earliest time of the next start, by node and by the monotonic clock."""
     has_carried: bool = False
     starting: set[int] = field(default_factory=set)
+    ended: threading.Event = field(default_factory=threading.Event)
+    """Set when it is to start on no further node."""
 
 
 class RayRaiser:
@@ -128,7 +130,11 @@ class RayRaiser:
         """Interpreter with Ray on the head's machine."""
         self._began_at = 0.0
         self._is_up = self._was_up = False
-        self._is_given_up = self._has_ended = False
+        self._is_given_up = False
+        self._has_ended = True
+        """Whether its thread does not run."""
+        self._starts = 0
+        """Starts on nodes that are under way, those of a Ray that was lost included."""
         self.verbs: dict[str, Callable[..., object]] = {"ray_carries": self._on_carried, "ray_is_lost": self._on_lost}
         """Verbs of the head."""
         self.slow_verbs: dict[str, Callable[..., object]] = {"ray_lacks": self._on_lacking}
@@ -144,6 +150,11 @@ class RayRaiser:
         """Return whether Ray carries all links, and the head knows its processes."""
         return self._is_up and self._ray is not None and not self._ray.starting
 
+    @property
+    def _is_at_rest(self) -> bool:
+        """Return whether no thread of this object starts or ends anything."""
+        return self._has_ended and not self._starts
+
     # For the engine -------------------------------------------------------------------------------------------------
 
     def begin(self, machines: Mapping[int, Machine], head: int, ask: _Ask, *, attaches: bool = False) -> None:
@@ -157,6 +168,7 @@ class RayRaiser:
         """
         self._machines, self._head, self._ask = machines, head, ask
         is_adopted = attaches and self._adopt()
+        self._has_ended = False
         start_thread(lambda: self._run(is_adopted=is_adopted), name="skyward-ray", failed=report)
 
     def stop(self) -> None:
@@ -164,6 +176,8 @@ class RayRaiser:
         self._stop.set()
         self._is_lost.set()
         with self._changed:
+            if self._ray is not None:
+                self._ray.ended.set()
             self._changed.notify_all()
 
     def why_needed(self, limit_s: float) -> str:
@@ -180,12 +194,14 @@ class RayRaiser:
         """End Ray on all nodes. Where it cannot be reached, it ends with its node."""
         self.stop()
         with self._changed:  # a start that is interrupted removes its folder
-            self._changed.wait_for(lambda: self._ray is None or not self._ray.starting, _END_S)
+            self._changed.wait_for(lambda: self._is_at_rest, _END_S)
         self._end()
 
     def leave(self) -> None:
-        """Leave Ray to the next client."""
+        """Leave Ray to the next client. A start that is interrupted removes its folder first: it needs the logins."""
         self.stop()
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_at_rest, 2 * _END_S)
 
     # Verbs of the head ----------------------------------------------------------------------------------------------
 
@@ -212,13 +228,23 @@ class RayRaiser:
         if ray is None or machine is None or not ray.address or self._stop.is_set():
             return
         if ray.authority is None:
-            self._on_lost(f"node {node} left it, and only the program that raised it could let it in again")
+            self._lose(ray, f"node {node} left it, and only the program that raised it could let it in again")
             return
         if time.monotonic() >= ray.again_at.get(node, 0.0):
             self._start(ray, machine)
 
-    def _on_lost(self, why: str) -> None:
-        self._why = why
+    def _on_lost(self, folder: str, why: str) -> None:
+        """Learn that the Ray with this folder on the head's machine is lost. Word of an earlier one may come late."""
+        ray = self._ray
+        head = None if ray is None else ray.companions.get(self._head)
+        if ray is not None and head is not None and head.folder == folder:
+            self._lose(ray, why)
+
+    def _lose(self, ray: _Ray, why: str) -> None:
+        with self._changed:
+            if self._ray is not ray:
+                return
+            self._why, self._is_up = why, False  # from now on another one is raised
         self._is_lost.set()
 
     # Its thread -----------------------------------------------------------------------------------------------------
@@ -301,6 +327,8 @@ class RayRaiser:
         """Start Ray on all nodes, and the driver. Returns when the head of Ray runs, and the driver was told of it."""
         with self._lock:
             self._ray = ray
+            if self._stop.is_set():
+                ray.ended.set()
         machines = [machine for machine in list(self._machines.values()) if machine.login is not None]
         start_thread(
             lambda: run_side_by_side([lambda each=machine: self._start(ray, each) for machine in machines]),  # type: ignore[misc]
@@ -308,7 +336,7 @@ class RayRaiser:
             failed=report,
         )
         while not ray.has_head.wait(1.0):
-            if self._stop.is_set():
+            if ray.ended.is_set():
                 return
         if not ray.address:
             raise ProviderError(self._why or "Ray: did not start; open the pool again")
@@ -317,21 +345,24 @@ class RayRaiser:
         self._ask("ray_stands", self._python, companion.folder, here, ray.address, timeout_s=_ASK_S)
 
     def _start(self, ray: _Ray, machine: Machine) -> None:
-        """Start Ray on a node, unless another thread is at it. Notes a failure."""
+        """Start Ray on a node, unless another thread is at it, or it has ended. Notes a failure."""
         node = machine.node
         with self._lock:
-            if node in ray.starting:
+            if node in ray.starting or ray.ended.is_set():
                 return
             ray.starting.add(node)
+            self._starts += 1
         try:
             self._start_once(ray, machine)
         except (SkywardError, TimeoutError, OSError) as error:
             with self._lock:
                 failures = ray.failures[node] = ray.failures.get(node, 0) + 1
                 ray.again_at[node] = time.monotonic() + _pause_s(failures)
+            if ray.ended.is_set():
+                return  # that is why it failed
             if node == self._head:
                 self._why = str(error)
-            elif failures == _TRIES and not self._stop.is_set():
+            elif failures == _TRIES:
                 self._give_up(str(error))
                 if not self._is_given_up:
                     _log.warning("node %d: Ray does not run there, so its link stays as it is: %s", node, error)
@@ -340,6 +371,7 @@ class RayRaiser:
         finally:
             with self._changed:
                 ray.starting.discard(node)
+                self._starts -= 1
                 self._changed.notify_all()
             if node == self._head:
                 ray.has_head.set()
@@ -347,21 +379,30 @@ class RayRaiser:
     def _start_once(self, ray: _Ray, machine: Machine) -> None:
         login, name = machine.login, f"ray-{os.urandom(3).hex()}"  # short: the paths of Ray's sockets are below it
         assert login is not None
+        companion = _Companion(login, 0, "", os.path.join(os.path.dirname(machine.folder), name))
         try:
-            self._start_in(ray, machine, login, name)
+            companion = self._start_in(ray, machine, login, name)
+            with self._lock:
+                is_current = self._ray is ray
+                if is_current:
+                    ray.companions[machine.node] = companion
+            if not is_current:
+                self._end_one(companion)
+                return
+            self._tell_companions()
         except BaseException:
-            self._end_one(_Companion(login, 0, "", os.path.join(os.path.dirname(machine.folder), name)))
+            self._end_one(companion)
             raise
 
-    def _start_in(self, ray: _Ray, machine: Machine, login: NodeLogin, folder: str) -> None:
+    def _start_in(self, ray: _Ray, machine: Machine, login: NodeLogin, folder: str) -> _Companion:
         node, here = machine.node, machine.peer.private_ip
-        python, folder = login.prepare(self._image, folder, stop=self._stop)
+        python, folder = login.prepare(self._image, folder, stop=ray.ended)
         is_head = node == self._head
         if is_head:
             self._python = python
         else:
             while not ray.has_head.wait(1.0):
-                if self._stop.is_set():
+                if ray.ended.is_set():
                     break
             if not ray.address:
                 raise PoolClosed("Ray: has no head; open the pool again")
@@ -385,23 +426,15 @@ class RayRaiser:
             input=json.dumps(order).encode(),
             timeout_s=_START_S + _MORE_S,
             mark=os.path.basename(folder),
-            stop=self._stop,
+            stop=ray.ended,
         )
         if done.code:
             text = f"node {node}: {done.error_text}; mend that, and open the pool again"
             raise ProviderError(text, retryable=True)
         reply = reply_of(done.text)
-        companion = _Companion(login, reply["pid"], reply["started"], folder)
-        with self._lock:
-            is_current = self._ray is ray
-            if is_current:
-                ray.companions[node] = companion
-        if not is_current:
-            self._end_one(companion)
-            return
         if is_head:
             ray.address = reply["address"]
-        self._tell_companions()
+        return _Companion(login, reply["pid"], reply["started"], folder)
 
     def _tell_companions(self) -> None:
         """Tell the head what the next client needs to end Ray."""
@@ -420,6 +453,8 @@ class RayRaiser:
             self._is_up = False
             self._changed.notify_all()
             companions = list(ray.companions.values()) if ray else []
+            if ray is not None:
+                ray.ended.set()
         run_side_by_side([lambda each=companion: self._end_one(each) for companion in companions])  # type: ignore[misc]
 
     def _end_one(self, companion: _Companion | None) -> None:
