@@ -13,7 +13,7 @@ from typing import Any
 
 import skyward as sky
 
-LINE = 1 << 20
+LINE, GIB = 1 << 20, 1 << 30
 
 
 @sky.compute
@@ -219,7 +219,7 @@ def crash() -> None:
 
 @sky.compute
 def flood(end: str) -> int:
-    """Write lines of 1 MiB until the file `end` is there, and 32 more. Return their number.
+    """Write 1 GiB in lines of 1 MiB, then on until the file `end` is there, and 32 more. Return their number.
 
     It takes no notice of how many arrive: a node drops lines that come faster than they are read.
     """
@@ -227,7 +227,7 @@ def flood(end: str) -> int:
     deadline = time.monotonic() + 200
     while left:
         assert time.monotonic() < deadline
-        left -= Path(end).exists()
+        left -= lines >= GIB // LINE and Path(end).exists()
         print(text)
         lines += 1
         time.sleep(0.005)
