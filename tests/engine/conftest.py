@@ -9,6 +9,10 @@ import pytest
 from tests.engine.parts import Parts
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _by_value(by_value: None) -> None: ...
+
+
 @pytest.fixture
 def parts() -> Iterator[Parts]:
     parts = Parts()

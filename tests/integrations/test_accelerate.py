@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 
@@ -35,15 +33,6 @@ def accelerate_pool() -> Iterator[ComputePool]:
 @pytest.fixture(scope="module")
 def pool(accelerate_pool: ComputePool) -> ComputePool:
     return accelerate_pool
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _travelling() -> Iterator[None]:
-    # The nodes do not have to import this file, and pytest with it.
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    yield
-    cloudpickle.unregister_pickle_by_value(module)
 
 
 class TestAccelerateConforms(IntegrationSuite):

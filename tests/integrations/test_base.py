@@ -21,6 +21,8 @@ from skyward.node.slot.runtime import RunningCall, enter_call
 from skyward.values.launch import Integration, ProcessLaunch
 from skyward.values.topology import InstanceInfo, Rank
 
+pytestmark = pytest.mark.by_reference  # a test counts the bytes of a function that travels by value
+
 RANK = Rank(
     rank=0,
     world_size=1,

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 import torch
 
@@ -36,15 +34,6 @@ def pool(provider: Relayed) -> Iterator[sky.ComputePool]:
     """Nodes that are reached by a command, as over SSH."""
     with sky.ComputePool(provider, nodes=2, logs=False) as pool:
         yield pool
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _travelling() -> Iterator[None]:
-    # The nodes do not have to import this file, and pytest with it.
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    yield
-    cloudpickle.unregister_pickle_by_value(module)
 
 
 def train(dies_at: int | None = None) -> dict[str, Any]:

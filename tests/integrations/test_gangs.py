@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -54,13 +53,10 @@ def pool(lines: Lines, files: Path) -> Iterator[ComputePool]:
         lines.append(line)
         keep(line)
 
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)  # the nodes do not have to import this file, and pytest with it
     with lean_frameworks(), sky.ComputePool(sky.Local(), nodes=2, logs=sink) as pool:
         gang(dist.barrier)() @ pool  # torch is imported: from here on seconds can be counted
         yield pool
     keep.close()
-    cloudpickle.unregister_pickle_by_value(module)
 
 
 def gang(function: Callable[..., Any], **options: Any) -> sky.ComputeFunction[..., Any]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -64,15 +62,6 @@ class TestJaxConforms(IntegrationSuite):
     @staticmethod
     def total(value: float) -> float:
         return float(process_allgather(jnp.asarray(value)).sum())
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _travelling() -> Iterator[None]:
-    # The nodes do not have to import this file, and pytest with it.
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    yield
-    cloudpickle.unregister_pickle_by_value(module)
 
 
 # Options and environment ------------------------------------------------------------------------------------------

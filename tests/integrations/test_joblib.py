@@ -32,6 +32,8 @@ from skyward.wire.blobs import Blob
 from skyward.wire.payloads import encode
 from tests.waiting import until
 
+pytestmark = pytest.mark.by_reference  # joblib's users have modules, and a module shows a warning once
+
 SLOTS = 4
 LONG_S = 60.0
 """Longer than any test may take: what sleeps so long must be stopped."""

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 
@@ -54,15 +53,6 @@ def keras_pool(folder: Path) -> Iterator[ComputePool]:
 @pytest.fixture(scope="module")
 def pool(keras_pool: ComputePool) -> ComputePool:
     return keras_pool
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _travelling() -> Iterator[None]:
-    # The nodes do not have to import this file, and pytest with it.
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    yield
-    cloudpickle.unregister_pickle_by_value(module)
 
 
 class TestKerasConforms(IntegrationSuite):

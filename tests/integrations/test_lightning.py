@@ -10,7 +10,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 
@@ -46,15 +45,6 @@ def lightning_pool() -> Iterator[ComputePool]:
 @pytest.fixture(scope="module")
 def pool(lightning_pool: ComputePool) -> ComputePool:
     return lightning_pool
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _travelling() -> Iterator[None]:
-    # The nodes do not have to import this file, and pytest with it.
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    yield
-    cloudpickle.unregister_pickle_by_value(module)
 
 
 class TestLightningConforms(IntegrationSuite):

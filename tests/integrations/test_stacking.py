@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import cloudpickle
 import pytest
 
 import skyward as sky
@@ -17,15 +15,6 @@ from skyward.pool.pool import ComputePool
 def pool() -> Iterator[ComputePool]:
     with sky.ComputePool(sky.Local(), nodes=2) as pool:
         yield pool
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _travelling() -> Iterator[None]:
-    # The nodes do not have to import this file, and pytest with it.
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    yield
-    cloudpickle.unregister_pickle_by_value(module)
 
 
 def worlds() -> tuple[int, int]:

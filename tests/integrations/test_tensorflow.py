@@ -15,7 +15,6 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 
@@ -51,15 +50,6 @@ def tensorflow_pool(folder: Path) -> Iterator[ComputePool]:
 @pytest.fixture(scope="module")
 def pool(tensorflow_pool: ComputePool) -> ComputePool:
     return tensorflow_pool
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _travelling() -> Iterator[None]:
-    # The nodes do not have to import this file, and pytest with it.
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    yield
-    cloudpickle.unregister_pickle_by_value(module)
 
 
 class TestTensorFlowConforms(IntegrationSuite):

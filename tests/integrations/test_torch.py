@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -64,15 +62,6 @@ class TestTorchConforms(IntegrationSuite):
         tensor = torch.tensor(value, dtype=torch.float64)
         dist.all_reduce(tensor)
         return tensor.item()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _travelling() -> Iterator[None]:
-    # The nodes do not have to import this file, and pytest with it.
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    yield
-    cloudpickle.unregister_pickle_by_value(module)
 
 
 # Options ----------------------------------------------------------------------------------------------------------

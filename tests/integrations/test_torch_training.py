@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import psutil
 import pytest
@@ -30,15 +28,6 @@ def pool() -> Iterator[ComputePool]:
     """Open one pool for the whole file, so that its nodes import torch once."""
     with sky.ComputePool(sky.Local(), nodes=2) as pool:
         yield pool
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _travelling() -> Iterator[None]:
-    # The nodes do not have to import this file, and pytest with it.
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    yield
-    cloudpickle.unregister_pickle_by_value(module)
 
 
 def digits() -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 
@@ -37,15 +36,6 @@ def transformers_pool() -> Iterator[ComputePool]:
 @pytest.fixture(scope="module")
 def pool(transformers_pool: ComputePool) -> ComputePool:
     return transformers_pool
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _travelling() -> Iterator[None]:
-    # The nodes do not have to import this file, and pytest with it.
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    yield
-    cloudpickle.unregister_pickle_by_value(module)
 
 
 class TestTransformersConforms(IntegrationSuite):

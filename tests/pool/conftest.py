@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import cloudpickle
 import pytest
 
 import skyward as sky
@@ -13,12 +12,8 @@ from tests.engines import engine_of
 from tests.waiting import until
 
 
-@pytest.fixture(scope="module")
-def travelling(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Send the functions of a test module by value."""
-    cloudpickle.register_pickle_by_value(request.module)
-    yield
-    cloudpickle.unregister_pickle_by_value(request.module)
+@pytest.fixture(scope="module", autouse=True)
+def _by_value(by_value: None) -> None: ...
 
 
 @pytest.fixture(scope="module")

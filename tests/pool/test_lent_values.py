@@ -21,10 +21,7 @@ from skyward.wire.pull import PullRefused, is_possible, pull
 from tests.engines import engine_of
 from tests.waiting import until
 
-pytestmark = [
-    pytest.mark.skipif(not is_possible(), reason="only Linux reads another process's memory"),
-    pytest.mark.usefixtures("travelling"),
-]
+pytestmark = pytest.mark.skipif(not is_possible(), reason="only Linux reads another process's memory")
 
 BIG = 1_500_000
 LATER_S = 0.05

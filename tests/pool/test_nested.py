@@ -25,6 +25,8 @@ from skyward.values.topology import Rank
 from tests.engines import engine_of
 from tests.waiting import lines_of, until
 
+pytestmark = pytest.mark.by_reference  # `Plain` is pickled again, within a task, by the name of its class
+
 
 @pytest.fixture(scope="module")
 def pool(sky_pools: Callable[..., sky.ComputePool]) -> sky.ComputePool:

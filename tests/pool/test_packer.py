@@ -17,6 +17,8 @@ from skyward.wire.blobs import Blob
 from skyward.wire.payloads import decode
 from skyward.wire.tasks import parse
 
+pytestmark = pytest.mark.by_reference  # importable functions of this module travel as their names
+
 
 def importable(x: int) -> int:
     return x + 1

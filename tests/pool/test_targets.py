@@ -22,6 +22,8 @@ from skyward.values.machine import LogLine
 from skyward.values.topology import Rank
 from tests.waiting import until
 
+pytestmark = pytest.mark.by_reference  # `Plain` is pickled again, within a task, by the name of its class
+
 
 @pytest.fixture(scope="module")
 def pool(sky_pools: Callable[..., sky.ComputePool]) -> sky.ComputePool:

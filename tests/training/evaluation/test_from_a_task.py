@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pickle
-import sys
 from collections.abc import Iterator
 from typing import Any
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,17 +14,14 @@ import skyward as sky
 from skyward.training.evaluation import AsyncEvaluator
 from tests.few_modules import lean_frameworks
 
+pytestmark = pytest.mark.usefixtures("by_value")
+
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[sky.ComputePool]:
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)  # the nodes do not have to import this file, and pytest with it
     options: dict[str, Any] = {"roles": {"evaluation": [2]}, "logs": False}
-    try:
-        with lean_frameworks(), sky.ComputePool(sky.Local(), nodes=3, **options) as opened:
-            yield opened
-    finally:
-        cloudpickle.unregister_pickle_by_value(module)
+    with lean_frameworks(), sky.ComputePool(sky.Local(), nodes=3, **options) as opened:
+        yield opened
 
 
 def make_model() -> torch.nn.Linear:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,10 @@ from skyward.errors import UsageError
 from skyward.pool.pool import ComputePool
 from skyward.training import DDPTrainer, DDPTrainingArguments, RankFailed
 from tests.few_modules import lean_frameworks
+from tests.training.trainer import regression
 from tests.training.trainer.regression import Line, Points, Stream, callback, history, losses, run, trainer
+
+pytestmark = pytest.mark.usefixtures("by_value")
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +30,10 @@ def pool() -> Iterator[ComputePool]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _travelling() -> Iterator[None]:
-    modules = (sys.modules[__name__], sys.modules["tests.training.trainer.regression"])
-    for module in modules:
-        cloudpickle.register_pickle_by_value(module)
+def _travelling_model() -> Iterator[None]:
+    cloudpickle.register_pickle_by_value(regression)
     yield
-    for module in modules:
-        cloudpickle.unregister_pickle_by_value(module)
+    cloudpickle.unregister_pickle_by_value(regression)
 
 
 def on_two_ranks(pool: ComputePool, function: Any, *args: Any) -> list[Any]:
