@@ -38,6 +38,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 
 from .. import _version, errors
+from ..core.process import collect_rarely
 from . import (
     attach,
     calls,
@@ -121,6 +122,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: for `--help`, `--version` and a wrong command line, as argparse does.
     """
+    if argv is None:
+        collect_rarely()
     arguments = build_parser().parse_args(argv)
     run: Callable[[argparse.Namespace], int] | None = arguments.run
     if run is None:

@@ -25,6 +25,7 @@ from typing import NoReturn
 
 from ...core.limits import raise_file_limit
 from ...core.ownership import make_private_folder
+from ...core.process import collect_rarely
 from ...errors import ProviderError, SkywardError
 from ...state.volumes import attach
 from ...wire.tasks import NodeConfig
@@ -49,9 +50,8 @@ def main() -> int:
         _raise_file_limit(config.slots)
         make_private_folder(config.folder)
         listener = listen_at(config.socket_path)
-        # An agent creates hardly any cycles, and a collection would delay somebody's call.
         gc.freeze()
-        gc.set_threshold(50_000, 10, 10)
+        collect_rarely()  # a collection would delay somebody's call
         lease = Lease(config.lease_s, config.lease_file, starter=Starter(config.starter) if config.starter else None)
         return guard(lambda: _run(config, lease, listener), lease, config.folder)
     except BaseException as error:  # no watchdog runs yet that would clean up

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from ...core.process import die_with_parent
+from ...core.process import collect_rarely, die_with_parent
 from ...errors import MissingDependency, SkywardError, VolumeFailed
 from ...state.volumes import make_room
 from ...stores.folders import folder_at
@@ -187,6 +187,7 @@ def _gib(size: int) -> str:
 def main() -> int:
     """Carry out one order: {"action", "source", "home", ...} for `fetch` or `save`."""
     die_with_parent()
+    collect_rarely()
     order = json.loads(sys.stdin.buffer.read())
     answer: dict[str, Any] = {}
     try:
