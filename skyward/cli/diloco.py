@@ -101,8 +101,10 @@ def _add_serve(own: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="silence after which a worker is evicted; 0: never (default: 120)",
     )
-    own.add_argument("--lr", type=float, metavar="X", help="learning rate of the outer SGD (default: 0.7)")
-    own.add_argument("--momentum", type=float, metavar="X", help="its Nesterov momentum; 0: none (default: 0.9)")
+    own.add_argument("--lr", type=float, default=0.7, metavar="X", help="learning rate of the outer SGD (default: 0.7)")
+    own.add_argument(
+        "--momentum", type=float, default=0.9, metavar="X", help="its Nesterov momentum; 0: none (default: 0.9)"
+    )
     own.add_argument(
         "--async-mode", action="store_true", help="apply each update as it arrives; no worker waits for another"
     )
@@ -149,33 +151,29 @@ def _reporting(act: Callable[[argparse.Namespace], int]) -> Callable[[argparse.N
 def _serve(arguments: argparse.Namespace) -> int:
     import logging
 
-    from ..training.diloco import DelayedNesterov, DiLoCoServer, OuterSGD
+    from ..training.diloco import DiLoCoServer
     from ..training.diloco.addresses import token_of_environment
-    from ..training.diloco.algorithm import OUTER_LR, OUTER_MOMENTUM
     from .screen import complain
 
     logging.getLogger("skyward").setLevel(logging.INFO)
-    lr = OUTER_LR if arguments.lr is None else arguments.lr
-    momentum = OUTER_MOMENTUM if arguments.momentum is None else arguments.momentum
-    workers = max(arguments.workers, arguments.min_workers)
     if arguments.dn_buffer_size and not arguments.async_mode:
         arguments.parser.error("--dn-buffer-size: is for asynchronous updates; add --async-mode")
     server = DiLoCoServer(
-        num_workers=workers,
+        num_workers=max(arguments.workers, arguments.min_workers),
         min_workers=arguments.min_workers,
-        outer_optimizer=DelayedNesterov(lr=lr, momentum=momentum, every=arguments.dn_buffer_size or workers)
-        if arguments.async_mode
-        else OuterSGD(lr=lr, momentum=momentum, nesterov=momentum != 0),
-        async_mode=arguments.async_mode,
-        host=arguments.host,
-        port=arguments.port,
-        cert=arguments.cert,
+        outer_lr=arguments.lr,
+        outer_momentum=arguments.momentum,
         save_dir=arguments.save_dir,
         save_every_n_rounds=arguments.save_every,
         heartbeat_timeout=arguments.heartbeat_timeout,
         bf16_answers=arguments.bf16_answers,
         quantization_bits=arguments.quantization_bits,
+        async_mode=arguments.async_mode,
+        dn_buffer_size=arguments.dn_buffer_size,
         weighting=arguments.weighting,
+        host=arguments.host,
+        port=arguments.port,
+        cert=arguments.cert,
         token=token_of_environment(),
     )
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))

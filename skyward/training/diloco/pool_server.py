@@ -18,10 +18,10 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
 from ...wire.task_channel import TaskChannel
-from .algorithm import DelayedNesterov, OuterOptimizer, OuterSGD
 from .http_app import DiLoCoApp
 from .opening import end_exchange, open_exchange
 from .pool_transport import ENDED, PIECE_BYTES, refuse
+from .server_settings import DiLoCoSettings
 
 _LOOK_S = 10.0
 """Longest time between two looks for silent workers, in seconds."""
@@ -30,36 +30,35 @@ _log = logging.getLogger(__name__)
 
 
 class PoolServer:
-    """Server whose requests come by channels. A thread has its event loop.
+    """Server whose requests come by channels. A thread has its event loop, and writes the last state.
 
     Args:
-        options: Options of the server; see `sky.integrations.diloco`.
-        workers: Workers of the call that came first. The first round waits for them, unless an option says more.
+        settings: Settings of the server, with its number of workers.
         is_over: Called from time to time; True ends the server.
+        ended: Called once nothing of it runs, by its thread.
 
     Raises:
-        UsageError: An option is not legal, or the save is of another model.
+        UsageError: The save is of another model.
     """
 
-    def __init__(self, options: Mapping[str, Any], workers: int, *, is_over: Callable[[], bool]) -> None:
-        rest = dict(options)
-        self.num_workers: int = rest.pop("num_workers") or max(workers, rest["min_workers"])
-        lr, momentum = rest.pop("outer_lr"), rest.pop("outer_momentum")
-        outer: OuterOptimizer = OuterSGD(lr=lr, momentum=momentum, nesterov=momentum != 0)
-        if rest["async_mode"]:
-            outer = DelayedNesterov(lr=lr, momentum=momentum, every=rest.pop("dn_buffer_size") or self.num_workers)
-        self._exchange = open_exchange(None, self.num_workers, outer_optimizer=outer, **rest)
+    def __init__(self, settings: DiLoCoSettings, *, is_over: Callable[[], bool], ended: Callable[[], None]) -> None:
+        self._exchange = open_exchange(settings)
         # Workers of an earlier call are not here, and none of this one waits for them.
         for entry in self._exchange.status()["workers"]:
             self._exchange.evict(entry["worker"])
-        self._look_s = min(_LOOK_S, options["heartbeat_timeout"] / 3 or _LOOK_S)
-        self._is_over = is_over
+        self._look_s = min(_LOOK_S, settings.heartbeat_timeout / 3 or _LOOK_S)
+        self._is_over, self._tell_ended = is_over, ended
         self._app = DiLoCoApp(self._exchange, token=None, stop=self._ask_to_stop)
         self._loop = asyncio.new_event_loop()
-        self._stopping = asyncio.Event()
+        self._stopping, self._has_ended = asyncio.Event(), threading.Event()
         self._threads_of_channels = anyio.CapacityLimiter(math.inf)
         self._thread = threading.Thread(target=self._run, name="skyward-diloco-server", daemon=True)
         self._thread.start()
+
+    @property
+    def has_ended(self) -> bool:
+        """True once the last state is written, or could not be, and nothing runs."""
+        return self._has_ended.is_set()
 
     def answer(self, channel: TaskChannel, head: Mapping[str, Any]) -> None:
         """Answer one request, and return once the answer is sent."""
@@ -78,10 +77,18 @@ class PoolServer:
         """Remove a worker whose process is gone. One that has left changes nothing."""
         self._exchange.evict(worker)
 
-    def stop(self) -> None:
-        """Save the last state, and return when nothing runs. Idempotent."""
+    def stop(self, timeout_s: float) -> bool:
+        """Save the last state, and end all requests. Idempotent.
+
+        Args:
+            timeout_s: Longest wait, in seconds. A disk may stall, and its writer cannot be interrupted.
+
+        Returns:
+            Whether it has ended. If not, its thread ends once the disk goes on, and then calls `ended`.
+        """
         self._ask_to_stop()
-        self._thread.join()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def _ask_to_stop(self) -> None:
         self._app.end_waits()
@@ -97,7 +104,11 @@ class PoolServer:
         except Exception:
             _log.exception("the server ended")
         finally:
-            end_exchange(self._exchange)
+            try:
+                end_exchange(self._exchange)
+            finally:
+                self._has_ended.set()
+                self._tell_ended()
 
     async def _until_stopped(self) -> None:
         while not self._stopping.is_set():

@@ -3,8 +3,11 @@
 A server begins with the first *seat*, which a rank of a call holds from its first line to its last, and ends with the
 last one. So calls of one name that run at the same time share a server, also calls of several pools.
 
-The options are the program's own, from its decorator: no node chooses a folder on the program's machine. This module
+The settings are the program's own, from its decorator: no node chooses a folder on the program's machine. This module
 is imported with the decorator, so it loads neither torch nor a server's library before there is a request.
+
+A server that ends is known until its last state is written. The next one of its name waits for that, because both may
+save in the same folder.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import MissingDependency, SkywardError
 from ...wire.task_channel import TaskChannel, services
 from .pool_transport import CHANNEL, ENDED, refuse
+from .server_settings import DiLoCoSettings
 
 if TYPE_CHECKING:
     from .pool_server import PoolServer
@@ -27,20 +31,26 @@ _log = logging.getLogger(__name__)
 _HELLO_S = 30.0
 _PATIENCE_S = 120.0
 """Time for a failed call to restart, in seconds, where no option gives workers a time to come back."""
+_LAST_SAVE_S = 120.0
+"""Longest wait for a last save at the end of a call, in seconds."""
+_FORMER_S = 20.0
+"""Longest wait for the last save of a former server. It is less than the worker's wait, which then retries."""
 
-_declared: dict[str, Mapping[str, Any]] = {}
+_declared: dict[str, DiLoCoSettings] = {}
 _running: dict[str, SeatedServer] = {}
+_ending: dict[str, SeatedServer] = {}
+"""Servers that write their last state."""
 _lock = threading.Lock()
 
 
-def declare(server: str, options: Mapping[str, Any]) -> None:
-    """Set the options of the next server of that name. One that runs keeps its own."""
-    _declared[server] = dict(options)
+def declare(server: str, settings: DiLoCoSettings) -> None:
+    """Set the settings of the next server of that name. One that runs keeps its own."""
+    _declared[server] = settings
     services.setdefault(CHANNEL, serve)
 
 
 def forget(server: str) -> None:
-    """Forget the options of a server. One that runs goes on."""
+    """Forget the settings of a server. One that runs goes on."""
     _declared.pop(server, None)
 
 
@@ -61,12 +71,12 @@ class SeatedServer:
 
     Args:
         name: Its name.
-        options: Options of the server; see `sky.integrations.diloco`.
-        former: Server of that name whose call has failed. It ends before this one begins, because both may save.
+        settings: Settings of the server.
+        former: Server of that name before. It ends before this one begins, because both may save.
     """
 
-    def __init__(self, name: str, options: Mapping[str, Any], former: SeatedServer | None = None) -> None:
-        self._name, self._options, self._former = name, dict(options), former
+    def __init__(self, name: str, settings: DiLoCoSettings, former: SeatedServer | None = None) -> None:
+        self._name, self._settings, self._former = name, settings, former
         self._seats: dict[str, int] = {}
         """Seats that each gang holds."""
         self._to_come: dict[str, int] = {}
@@ -92,8 +102,14 @@ class SeatedServer:
     @property
     def is_given_up(self) -> bool:
         """Return whether the seats were left without a goodbye, and no restart has come."""
-        patience_s: float = self._options["heartbeat_timeout"] or _PATIENCE_S
+        patience_s = self._settings.heartbeat_timeout or _PATIENCE_S
         return self._left_at is not None and time.monotonic() - self._left_at > patience_s
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether nothing of it runs, and nothing of servers before it."""
+        is_first = self._former is None or self._former.has_ended
+        return is_first and (self._server is None or self._server.has_ended)
 
     def sit(self, gang: str, ranks: int) -> int:
         """Take one of the seats of a gang's ranks, and return the number of the gang."""
@@ -120,12 +136,13 @@ class SeatedServer:
         """Return the server, and make it for the first request.
 
         Raises:
-            UsageError: An option is not legal, or the save is of another model.
+            UsageError: The save is of another model.
             MissingDependency: This program lacks a library.
+            TimeoutError: The server before still writes its last state.
         """
         with self._making:
             if self._server is None:
-                self._stop_former()
+                self._stop_former(_FORMER_S)
                 try:
                     from .pool_server import PoolServer
                 except ModuleNotFoundError as error:
@@ -134,8 +151,13 @@ class SeatedServer:
                         "run `pip install 'skyward[diloco]'` there",
                         name=error.name,
                     ) from error
-                self._server = PoolServer(self._options, workers, is_over=lambda: _drop_given_up(self._name, self))
-                _log.info("server %s runs in this program, for %d workers", self._name, self._server.num_workers)
+                settings = self._settings.for_call(workers)
+                self._server = PoolServer(
+                    settings,
+                    is_over=lambda: _drop_given_up(self._name, self),
+                    ended=lambda: _forget_ended(self._name),
+                )
+                _log.info("server %s runs in this program, for %d workers", self._name, settings.num_workers)
             return self._server
 
     def evict(self, worker: str) -> None:
@@ -143,17 +165,27 @@ class SeatedServer:
         if self._server is not None:
             self._server.evict(worker)
 
-    def stop(self) -> None:
-        """Save the last state, and end all requests. Idempotent."""
-        with self._making:
-            self._stop_former()
-            if self._server is not None:
-                self._server.stop()
+    def stop(self, timeout_s: float) -> None:
+        """Save the last state, and end all requests. Idempotent.
 
-    def _stop_former(self) -> None:
-        former, self._former = self._former, None
-        if former is not None:
-            former.stop()
+        Args:
+            timeout_s: Longest wait for each server, in seconds.
+
+        Raises:
+            TimeoutError: The state is still being written. The server ends once the disk goes on.
+        """
+        with self._making:
+            self._stop_former(timeout_s)
+            if self._server is not None and not self._server.stop(timeout_s):
+                raise TimeoutError(
+                    f"server={self._name!r}: still writes its last state after {timeout_s:g} s; check the disk of "
+                    f"save_dir={self._settings.save_dir!r}"
+                )
+
+    def _stop_former(self, timeout_s: float) -> None:
+        if self._former is not None:
+            self._former.stop(timeout_s)
+            self._former = None
 
 
 def _hold_seat(channel: TaskChannel, hello: Mapping[str, Any]) -> None:
@@ -174,12 +206,33 @@ def _hold_seat(channel: TaskChannel, hello: Mapping[str, Any]) -> None:
         server.evict(worker)  # before another process gets its name
         with _lock:
             server.leave(gang, says_goodbye=says_goodbye)
-            is_over = server.is_done and _running.get(name) is server
-            if is_over:
-                del _running[name]
+            is_over = server.is_done and _retire(name, server)
         if is_over:
-            server.stop()
+            _end(name, server)
     channel.send(b"{}")
+
+
+def _retire(name: str, server: SeatedServer) -> bool:
+    """Let no new seat be at a server. Return whether it was the one of its name. The lock is held."""
+    if _running.get(name) is not server:
+        return False
+    _ending[name] = _running.pop(name)
+    return True
+
+
+def _end(name: str, server: SeatedServer) -> None:
+    try:
+        server.stop(_LAST_SAVE_S)
+    except TimeoutError as error:
+        _log.error("%s; the next server of that name waits for it", error)
+    _forget_ended(name)
+
+
+def _forget_ended(name: str) -> None:
+    """Forget a server that has ended, and with it the parameters."""
+    with _lock:
+        if name in _ending and _ending[name].has_ended:
+            del _ending[name]
 
 
 def _seated(name: str, *, is_restart: bool) -> SeatedServer | None:
@@ -189,7 +242,7 @@ def _seated(name: str, *, is_restart: bool) -> SeatedServer | None:
         return server
     if name not in _declared:
         return None
-    _running[name] = SeatedServer(name, _declared[name], former=server)
+    _running[name] = SeatedServer(name, _declared[name], former=server or _ending.get(name))
     return _running[name]
 
 
@@ -197,8 +250,8 @@ def _drop_given_up(name: str, server: SeatedServer) -> bool:
     """Forget a server whose call has failed and does not restart. Return whether it should end."""
     with _lock:
         is_over = server.is_left and server.is_given_up
-        if is_over and _running.get(name) is server:
-            del _running[name]
+        if is_over:
+            _retire(name, server)
         return is_over
 
 
@@ -212,5 +265,8 @@ def _answer(channel: TaskChannel, head: Mapping[str, Any]) -> None:
         made = server.made(head["workers"])
     except SkywardError as error:
         refuse(channel, 400, str(error))
+        return
+    except TimeoutError as error:
+        refuse(channel, 503, str(error))
         return
     made.answer(channel, head)

@@ -16,10 +16,11 @@ import uvicorn
 from ...errors import UsageError
 from ..control.server import bind, is_loopback
 from .addresses import FIRST_PORT
-from .algorithm import OuterOptimizer
+from .algorithm import OUTER_LR, OUTER_MOMENTUM, OuterOptimizer
 from .http_app import DiLoCoApp
 from .opening import end_exchange, open_exchange
 from .saves import token_in
+from .server_settings import DiLoCoSettings
 
 START_S = 60.0
 """Longest wait for the event loop to answer requests, in seconds."""
@@ -44,8 +45,8 @@ class DiLoCoServer:
             sends its own. A save in `save_dir` comes before both.
         num_workers: Workers that the first round waits for; in asynchronous mode, workers that are expected.
         port: Port to listen on, 0 for any free one; None: the first free one from 8512 on.
-        outer_optimizer: Optimizer of the global parameters; None: SGD with learning rate 0.7 and Nesterov momentum 0.9,
-            in asynchronous mode `DelayedNesterov`. `TorchOuter` makes one of any optimizer of torch.
+        outer_optimizer: Optimizer of the global parameters; None: SGD with Nesterov momentum, in asynchronous mode
+            `DelayedNesterov`. `TorchOuter` makes one of any optimizer of torch.
         host: Address to listen on. Other machines reach any but a loopback address, so it needs `cert`.
         save_dir: Folder of the saves; None: the state is lost with the process.
         save_every_n_rounds: Rounds between two saves. With more than 1, a server that was killed goes back by some
@@ -64,6 +65,8 @@ class DiLoCoServer:
         weighting: Weight of each worker in the mean: "equal" for all; "samples" that it has read by a `DiLoCoSampler`
             since its base round; or "tokens" that it has counted since then by `count_tokens`. The latter two need
             synchronous rounds of the whole model.
+        outer_lr: Learning rate of that SGD, > 0.
+        outer_momentum: Its momentum, >= 0 and < 1. With 0 there is none.
         token: Token that workers need; None: 32 random bytes, which `save_dir` keeps for the next start in its file
             `token`.
         cert: PEM file with the certificate for TLS and its key.
@@ -94,9 +97,26 @@ class DiLoCoServer:
         async_mode: bool = False,
         dn_buffer_size: int = 0,
         weighting: str = "equal",
+        outer_lr: float = OUTER_LR,
+        outer_momentum: float = OUTER_MOMENTUM,
         token: str | None = None,
         cert: str | os.PathLike[str] | None = None,
     ) -> None:
+        settings = DiLoCoSettings(
+            num_workers=num_workers,
+            min_workers=min_workers,
+            outer_optimizer=outer_optimizer,
+            outer_lr=outer_lr,
+            outer_momentum=outer_momentum,
+            save_dir=save_dir,
+            save_every_n_rounds=save_every_n_rounds,
+            heartbeat_timeout=heartbeat_timeout,
+            bf16_answers=bf16_answers,
+            quantization_bits=quantization_bits,
+            async_mode=async_mode,
+            dn_buffer_size=dn_buffer_size,
+            weighting=weighting,
+        )
         if not is_loopback(host) and cert is None:
             raise UsageError(
                 f"host={host!r}: other machines reach it, and cert=None means no encryption; "
@@ -104,20 +124,7 @@ class DiLoCoServer:
             )
         self._host, self._port, self._cert = host, port, cert
         self._token = token or (secrets.token_hex(32) if save_dir is None else token_in(save_dir))
-        self._exchange = open_exchange(
-            model,
-            num_workers,
-            outer_optimizer=outer_optimizer,
-            save_dir=save_dir,
-            save_every_n_rounds=save_every_n_rounds,
-            heartbeat_timeout=heartbeat_timeout,
-            min_workers=min_workers,
-            bf16_answers=bf16_answers,
-            quantization_bits=quantization_bits,
-            async_mode=async_mode,
-            dn_buffer_size=dn_buffer_size,
-            weighting=weighting,
-        )
+        self._exchange = open_exchange(settings, model)
         self._look_s = heartbeat_timeout / 3 if heartbeat_timeout else None
         self._stop = threading.Event()
         self._socket: socket.socket | None = None

@@ -18,9 +18,6 @@ MAX_SYNC_RETRIES = 3
 ALPHA_WITH_DELAY = 0.5
 """Default weight of a worker's own values where a transfer overlaps with training. Source: arXiv 2501.18512."""
 
-WEIGHTINGS = ("equal", "samples", "tokens")
-"""Weights of the workers in the mean. Source: arXiv 1602.05629 (weights by the number of examples)."""
-
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -86,14 +83,6 @@ def check_options(
     if fragment_update_alpha is not None and not 0 <= fragment_update_alpha <= 1:
         raise UsageError(f"fragment_update_alpha={fragment_update_alpha!r}: must be between 0 and 1; set 0.5, or None")
     check_bits("quantization_bits", quantization_bits)
-
-
-def check_weighting(weighting: str, *, async_mode: bool) -> None:
-    """Raise UsageError if the weighting of a mean is not legal."""
-    if weighting not in WEIGHTINGS:
-        raise UsageError(f"weighting={weighting!r}: is unknown; use one of {', '.join(map(repr, WEIGHTINGS))}")
-    if async_mode and weighting != "equal":
-        raise UsageError(f"weighting={weighting!r}: each update is applied alone in async_mode; leave it at 'equal'")
 
 
 def check_bits(name: str, bits: int) -> None:
