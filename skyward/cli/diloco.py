@@ -8,7 +8,7 @@ import shlex
 import signal
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..core.printable import printable
 from .layout import add_command
@@ -232,32 +232,23 @@ def _client(arguments: argparse.Namespace) -> DiLoCoClient:
 
 
 def _status(arguments: argparse.Namespace) -> int:
+    from ..training.diloco.report import WORKER_COLUMNS, round_line, server_line, worker_cells
     from .screen import as_json, complain, table
 
     status = _client(arguments).ask("/status")
     if arguments.json:
         print(as_json(status))
         return 1 if status["save_error"] else 0
-    workers = status["workers"]
-    saved = "not saved" if status["saved_round"] is None else f"saved in round {status['saved_round']}"
-    print(f"round {status['round']}, {_count(len(workers), 'worker')}, {status['parameters']:,} parameters, {saved}")
-    if workers:
-        print("\n".join(table(["worker", "state", "steps", "steps/s", "heard"], map(_row, workers), right=[2, 3])))
+    print(server_line(status))
+    if status["workers"]:
+        rows = map(worker_cells, status["workers"])
+        print("\n".join(table(WORKER_COLUMNS, rows, right=range(2, len(WORKER_COLUMNS) - 1))))
+    if status["last"] is not None:
+        print(f"last {round_line(status['last'])}")
     if status["save_error"]:
         complain(status["save_error"])
         return 1
     return 0
-
-
-def _row(worker: dict[str, Any]) -> list[str]:
-    speed, silent_s = worker.get("steps_per_second"), worker["silent_s"]
-    return [
-        printable(str(worker["worker"])),
-        "trains" if worker["is_awaited"] else "waits",
-        str(worker.get("local_step", "-")),
-        f"{speed:.3g}" if isinstance(speed, int | float) else "-",
-        "-" if silent_s is None else f"{silent_s:.0f} s ago",
-    ]
 
 
 def _save(arguments: argparse.Namespace) -> int:
@@ -297,7 +288,3 @@ def _export(arguments: argparse.Namespace) -> int:
         return 1
     print(export_model(frame, arguments.folder))
     return 0
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"

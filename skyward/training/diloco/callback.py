@@ -33,7 +33,8 @@ class DiLoCoCallback(TrainerCallback):
     own, so let `max_steps` be a multiple of `sync_every`.
 
     Logs get `diloco/sync_count`, `diloco/last_sync_time`, `diloco/last_send_mb`, `diloco/steps_per_second` and others,
-    before any logger sees them. Checkpoints keep the worker's name, its round and its step in the round. A run that was
+    before any logger sees them. The server is told the loss that the trainer logs, and shows it (`skyward diloco
+    watch`). Checkpoints keep the worker's name, its round and its step in the round. A run that was
     killed and resumes in time, before the server evicts it, ends with the parameters of a run that was not. Its
     checkpoint must be from the open round, or from the one before. So save at least once in `sync_every` steps, less
     the `fragment_sync_delay`. This holds for streaming, too: the server keeps the last answers for every fragment.
@@ -188,6 +189,8 @@ class DiLoCoCallback(TrainerCallback):
 
     def on_log_step(self, logs: dict[str, Any], **kwargs: Any) -> None:
         if self._worker is not None:
+            if isinstance(logs.get("loss"), int | float):
+                self._worker.count_loss(logs["loss"])
             logs.update(self._worker.sync_metrics)
 
     def on_train_end(self, **kwargs: Any) -> None:

@@ -60,9 +60,13 @@ class DiLoCoClient:
         decoded = json.loads(answer or b"{}")
         return dict(decoded)
 
-    def parameters(self) -> ArrayFrame | None:
-        """Return the parameters of the open round; None if there are none yet. Raises as `ask`."""
-        frame = self._request("GET", "/parameters")
+    def parameters(self, worker: str = "") -> ArrayFrame | None:
+        """Return the parameters of the open round; None if there are none yet. Raises as `ask`.
+
+        Args:
+            worker: Worker whose traffic they are; empty: none.
+        """
+        frame = self._request("GET", f"/parameters?{urlencode({'worker': worker})}" if worker else "/parameters")
         return decode(frame) if frame else None
 
     def offer(self, pieces: Sequence[memoryview]) -> None:

@@ -54,6 +54,16 @@ class Compressed:
         blocks *= self.scales[:, None]
         return blocks.reshape(-1)[:count].reshape(self.shape)
 
+    def part(self, chunk: slice) -> Compressed:
+        """Return some of the values, flat. They begin at a whole block, and share memory."""
+        begin, end, _ = chunk.indices(math.prod(self.shape))
+        return Compressed(
+            bits=self.bits,
+            shape=(end - begin,),
+            codes=self.codes[begin * self.bits // 8 : -(-end * self.bits // 8)],
+            scales=self.scales[begin // BLOCK : -(-end // BLOCK)],
+        )
+
 
 def compress(tensor: torch.Tensor, bits: int) -> Compressed:
     """Return a tensor as whole numbers of scales, rounded to the nearest.

@@ -27,16 +27,18 @@ from typing import IO, Any, Literal, NamedTuple
 import torch
 
 from ...errors import UsageError
-from .algorithm import DeltaMean, OuterOptimizer, OuterSGD
+from .algorithm import DelayedNesterov, OuterOptimizer, OuterSGD
 from .async_rounds import AsyncRounds
 from .compression import Compressed, compress_with_feedback, decoded
 from .dealing import Deal
+from .facts import RoundFacts, ServerFacts, WorkerRound, figures_in, mean_loss
 from .frames import BUFFER_PREFIX, ArrayFrame, decode
 from .guard import NormGuard, check_shapes, delta_norm
 from .refusal import RefusalKind, WorkerRefused
 from .rounds import ClosedRound, Rounds, UpdateAnswer, UpdateKey
 from .saves import ServerSaves
 from .schedule import local_steps, split_parameters
+from .summary import DeltaSummary, summarize
 from .tensors import to_tensors
 
 KEPT_BUFFERS = 64
@@ -90,6 +92,10 @@ class _Examined(NamedTuple):
     """Rows that its worker reads in the round."""
     weight: int
     """Its weight in the mean."""
+    figures: Mapping[str, Any]
+    """Figures that its worker has sent with it."""
+    staleness: int
+    """Rounds that were closed while it was computed."""
 
 
 class Shaped(NamedTuple):
@@ -133,8 +139,6 @@ class DeltaExchange:
         self._outer: OuterOptimizer = OuterSGD() if outer is None else outer
         self._is_bf16_down, self._saves, self._save_every, self._clock = is_bf16_down, saves, save_every, clock
         self._bits, self._weighting = bits, weighting
-        self._weights: dict[str, int] = {}
-        """Weight of each delta of the open round."""
         self._residuals: dict[str, torch.Tensor] = {}
         """Rounding errors of the last updates, with `bits`."""
         self._fragments: tuple[tuple[str, ...], ...] = ()
@@ -146,8 +150,8 @@ class DeltaExchange:
         self._buffer_rounds: dict[str, int] = {}
         """Round that each asynchronous delta's buffers are relative to."""
         self._deltas: dict[str, IO[bytes]] = {}
-        self._norms: dict[str, float] = {}
-        """Norm of each delta of the open round, also of refused ones."""
+        self._findings: dict[str, _Examined] = {}
+        """Findings about each delta of the open round, also about refused ones."""
         self._update: dict[str, torch.Tensor | Compressed] | None = None
         """Update that led to the open round."""
         self._watchers: list[Callable[[], None]] = []
@@ -155,8 +159,7 @@ class DeltaExchange:
         self._buffers: dict[int, dict[str, torch.Tensor]] = {}
         """Buffers of the last rounds, which the deltas of asynchronous updates are relative to."""
         self._remember_buffers()
-        self._seen: dict[str, dict[str, Any]] = {}
-        """Figures about each worker, for people."""
+        self._facts, self._closed_at = ServerFacts(), math.nan
         self._saved_round: int | None = None
         self._save_error = ""
         if saves is not None:
@@ -197,6 +200,7 @@ class DeltaExchange:
             is_new = worker not in self._rounds.workers
             self._rounds.join(worker, session, now=self._clock(), base_round=base_round)
             if is_new:
+                self._facts.keep(self._rounds.workers)
                 _log.info("worker %s joined in round %d", worker, self._rounds.round)
             self._changed()
             keeps_delta = base_round is not None and self._rounds.takes_base(worker, base_round)
@@ -209,11 +213,11 @@ class DeltaExchange:
         """
         with self._lock:
             self._rounds.hear(worker, session, now=self._clock())
-            self._seen.setdefault(worker, {}).update(figures or {}, heard_at=self._clock())
+            self._facts.hear(worker, figures or {})
             most = (figures or {}).get("dylu_sync_every")
             if not isinstance(most, int) or most < 1:
                 return self._standing(worker)
-            speeds = {name: _speed(self._seen.get(name, {})) for name in self._rounds.workers}
+            speeds = {name: self._facts.speed(name) for name in self._rounds.workers}
             return replace(self._standing(worker), local_steps=local_steps(speeds, most)[worker])
 
     def leave(self, worker: str, session: str, *, has_ended: bool = False) -> None:
@@ -307,45 +311,60 @@ class DeltaExchange:
             if known:
                 file.close()
                 return "known"
-            refusal, norm, rows, weight = self._examined(key, file)
+            findings = self._examined(key, file)
             with self._lock:
-                is_refused = refusal is not None
-                kind = self._rounds.submit(key, session, now=self._clock(), is_refused=is_refused, rows=rows).kind
+                is_refused = findings.refusal is not None
+                kind = self._rounds.submit(
+                    key, session, now=self._clock(), is_refused=is_refused, rows=findings.rows
+                ).kind
                 if kind == "accepted":
                     self._open_fragment = self._fragment_of(key)
-                    self._seen.setdefault(key.worker, {})["staleness"] = self._rounds.round - key.base_round
-                    self._norms[key.worker] = norm
-                    if refusal is None:
-                        self._deltas[key.worker], self._weights[key.worker] = file, weight
+                    self._facts.hear(key.worker, findings.figures)
+                    self._findings[key.worker] = findings._replace(staleness=self._rounds.round - key.base_round)
+                    if not is_refused:
+                        self._deltas[key.worker] = file
                     self._close_complete()
         except BaseException:
             file.close()
             raise
-        if refusal is not None or kind != "accepted":
+        if is_refused or kind != "accepted":
             file.close()
-        if refusal is not None:
-            raise refusal
+        if findings.refusal is not None:
+            raise findings.refusal
         return "accepted" if kind == "accepted" else "known"
 
     def status(self) -> dict[str, Any]:
         """Return the state of the rounds and of the workers, as values for JSON."""
         with self._lock:
-            now = self._clock()
-            awaited = set(self._rounds.awaited)
-            workers = []
-            for worker in self._rounds.workers:
-                figures = dict(self._seen.get(worker, {}))
-                heard_at = figures.pop("heard_at", None)
-                silent_s = None if heard_at is None else round(now - heard_at, 3)
-                workers.append({"worker": worker, "is_awaited": worker in awaited, "silent_s": silent_s, **figures})
+            now, awaited = self._clock(), set(self._rounds.awaited)
             return {
                 "round": self._rounds.round,
-                "workers": workers,
+                "is_async": isinstance(self._rounds, AsyncRounds),
+                "workers": [
+                    {
+                        **self._facts.of_worker(worker),
+                        "worker": worker,
+                        "is_awaited": worker in awaited,
+                        "silent_s": round(self._rounds.silence(worker, now=now), 3),
+                    }
+                    for worker in self._rounds.workers
+                ],
                 "parameters": sum(tensor.numel() for tensor in (self._tensors or {}).values()),
                 "num_fragments": len(self._guards),
+                "last": self._facts.last(),
+                **self._facts.traffic,
+                "can_save": self._saves is not None,
                 "saved_round": self._saved_round,
                 "save_error": self._save_error,
             }
+
+    def history(self, first: int = 0) -> list[dict[str, Any]]:
+        """Return the facts about the last rounds from a number on, as values for JSON. It waits for no round."""
+        return self._facts.since(first)
+
+    def count_traffic(self, worker: str, *, received: int = 0, sent: int = 0) -> None:
+        """Add bytes of parameters that came from a worker, or went to it. It waits for no round."""
+        self._facts.count_traffic(worker, received=received, sent=sent)
 
     def save(self) -> str | None:
         """Save the state now; return the path, or None without a folder to save in.
@@ -457,6 +476,7 @@ class DeltaExchange:
         frame, norm = _mapped(file), math.nan
         delta, rows = to_tensors(frame), _count_in(frame, "rows", default=0)
         weight = {"samples": rows, "tokens": _count_in(frame, "tokens", default=0)}.get(self._weighting, 1)
+        figures = figures_in(frame.metadata)
         if isinstance(self._rounds, AsyncRounds):
             self._buffer_rounds[worker] = _count_in(frame, "fragment_round", default=key.base_round)
         try:
@@ -469,27 +489,78 @@ class DeltaExchange:
                 self._guards[self._fragment_of(key)].check(worker, norm if is_finite else math.nan)
         except WorkerRefused as refusal:
             _log.warning("round %d goes on without a delta: %s", self._rounds.round, refusal.message)
-            return _Examined(refusal, norm, rows, weight)
-        return _Examined(None, norm, rows, weight)
+            return _Examined(refusal, norm, rows, weight, figures, 0)
+        return _Examined(None, norm, rows, weight, figures, 0)
 
     def _close_complete(self) -> None:
         """Close the round if it is complete: mean, outer step, save. Then let everyone know."""
         if self._rounds.is_complete and self._tensors is not None:
-            mean = DeltaMean()
-            for worker in sorted(self._deltas):
-                with self._deltas.pop(worker) as file:
-                    mean.add(worker, to_tensors(_mapped(file)), weight=self._weights.pop(worker))
-            self._guards[self._open_fragment].record(norm for _, norm in sorted(self._norms.items()))
-            self._norms = {}
+            summary, findings = self._summary(), self._findings
+            self._guards[self._open_fragment].record(found.norm for _, found in sorted(findings.items()))
+            self._findings = {}
             closed = self._rounds.close()
             self._update = None
-            if closed.counted:
-                self._step(mean.take(), closed)
+            if summary is not None:
+                self._step(summary.mean, closed)
+            self._note(closed, findings, summary)
+            del summary  # its mean is as large as the model
             self._remember_buffers()
             _log.info("round %d closed: %d deltas, %d refused", closed.round, len(closed.counted), len(closed.refused))
             if self._rounds.round % self._save_every == 0:
                 self._try_to_save()
         self._changed()
+
+    def _summary(self) -> DeltaSummary | None:
+        """Return the mean of the deltas that count, and close their files; None without one."""
+        files, self._deltas = self._deltas, {}
+        try:
+            if not files:
+                return None
+            return summarize(
+                {worker: _mapped(file) for worker, file in files.items()},
+                {worker: self._findings[worker].weight for worker in files},
+                {worker: self._findings[worker].norm for worker in files},
+                direction=self._direction(),
+            )
+        finally:
+            for file in files.values():
+                file.close()
+
+    def _direction(self) -> dict[str, torch.Tensor] | None:
+        """Return what deltas are compared with; None: their mean.
+
+        An asynchronous round has one delta, so there it is the momentum, the running mean of those before.
+        """
+        if not isinstance(self._rounds, AsyncRounds):
+            return None
+        is_known = isinstance(self._outer, OuterSGD | DelayedNesterov)
+        return self._outer.state_dict()["momenta"] if is_known else {}
+
+    def _note(self, closed: ClosedRound, findings: Mapping[str, _Examined], summary: DeltaSummary | None) -> None:
+        """Keep the facts about a closed round."""
+        now, since = self._clock(), self._closed_at
+        self._closed_at = now
+        losses = {worker: found.figures.get("loss") for worker, found in sorted(findings.items())}
+        cosines: Mapping[str, float | None] = {} if summary is None else summary.cosines
+        self._facts.close(
+            RoundFacts(
+                round=closed.round,
+                fragment=self._open_fragment,
+                seconds=None if math.isnan(since) else now - since,
+                loss=mean_loss(losses, {worker: findings[worker].weight for worker in closed.counted}),
+                gradient_norm=None if summary is None else summary.norm,
+                workers={
+                    worker: WorkerRound(
+                        loss=loss,
+                        norm=findings[worker].norm if math.isfinite(findings[worker].norm) else None,
+                        cosine=cosines.get(worker),
+                        staleness=findings[worker].staleness,
+                        is_counted=worker in closed.counted,
+                    )
+                    for worker, loss in losses.items()
+                },
+            )
+        )
 
     def _step(self, mean: Mapping[str, torch.Tensor], closed: ClosedRound) -> None:
         assert self._tensors is not None
@@ -588,12 +659,6 @@ class DeltaExchange:
         self._saved_round = self._rounds.round
         self._remember_buffers()
         _log.info("goes on in round %d, from %s", self._rounds.round, state.path)
-
-
-def _speed(figures: Mapping[str, Any]) -> float:
-    """Return a worker's steps per second; 0 if it has measured none, or has sent no legal number."""
-    speed = figures.get("steps_per_second")
-    return speed if isinstance(speed, float) and math.isfinite(speed) and speed >= 0 else 0.0
 
 
 def spool(folder: str | None = None) -> IO[bytes]:

@@ -1,11 +1,12 @@
 """HTTP API of a server: each route is a question to the `DeltaExchange`, or a delta for it.
 
     POST /join /leave /heartbeat          JSON: worker, session, ...
-    GET  /parameters                      a frame
+    GET  /parameters?worker=              a frame
     PUT  /parameters?worker=&session=     a frame, from the first worker
     PUT  /updates?worker=&session=&base_round=&number=
     GET  /answers?worker=&session=&base_round=&number=&wait_s=
     GET  /status                          JSON
+    GET  /history?first=                  JSON: the facts about the last rounds
     POST /control/save /control/kick /control/stop
 
 An upload is answered when it has arrived, and not when its round closes. A worker then asks for the answer, and asks
@@ -104,6 +105,7 @@ class DiLoCoApp:
             Route("/updates", _guarded(self._update), methods=["PUT"]),
             Route("/answers", _guarded(self._answer), methods=["GET"]),
             Route("/status", _guarded(self._status), methods=["GET"]),
+            Route("/history", _guarded(self._history), methods=["GET"]),
             Route("/control/{command}", _guarded(self._control), methods=["POST"]),
         ]
         self.asgi: ASGIApp = Starlette(routes=routes)
@@ -147,7 +149,9 @@ class DiLoCoApp:
 
     async def _parameters(self, request: Request) -> Response:
         parameters = await run_in_threadpool(self._exchange.parameters)
-        return Response(status_code=204) if parameters is None else _frame(parameters)
+        if parameters is None:
+            return Response(status_code=204)
+        return self._sent(parameters, request.query_params.get("worker", ""))
 
     async def _offer(self, request: Request) -> Response:
         limit = MOST_MODEL_BYTES
@@ -165,10 +169,11 @@ class DiLoCoApp:
         shapes = self._exchange.shapes()
         file = spool(self._spool_dir)
         try:
-            await _receive(request, file, MOST_MODEL_BYTES if shapes is None else largest_frame(shapes.values()))
+            size = await _receive(request, file, MOST_MODEL_BYTES if shapes is None else largest_frame(shapes.values()))
         except BaseException:
             file.close()
             raise
+        self._exchange.count_traffic(key.worker, received=size)
         outcome = await run_in_threadpool(self._exchange.submit, key, session, file)
         return JSONResponse({"outcome": outcome})
 
@@ -182,7 +187,7 @@ class DiLoCoApp:
             if answer == "unknown":
                 return JSONResponse({"kind": "unknown", "message": "this delta is unknown; send it"}, status_code=404)
             if isinstance(answer, GlobalParameters):
-                return _frame(answer)
+                return self._sent(answer, key.worker)
             left = deadline - loop.time()
             if left <= 0 or self.is_stopping:
                 return Response(status_code=204)
@@ -191,10 +196,20 @@ class DiLoCoApp:
             except TimeoutError:
                 return Response(status_code=204)
 
+    def _sent(self, parameters: GlobalParameters, worker: str) -> Response:
+        response = _frame(parameters)
+        if worker:
+            self._exchange.count_traffic(worker, sent=int(response.headers["Content-Length"]))
+        return response
+
     # People -----------------------------------------------------------------------------------------------------------
 
     async def _status(self, request: Request) -> Response:
         return JSONResponse(await run_in_threadpool(self._exchange.status))
+
+    async def _history(self, request: Request) -> Response:
+        first = int(request.query_params.get("first", 0))
+        return JSONResponse({"rounds": await run_in_threadpool(self._exchange.history, first)})
 
     async def _control(self, request: Request) -> Response:
         command, body = request.path_params["command"], await _json(request)
@@ -261,7 +276,8 @@ async def _json(request: Request) -> Mapping[str, Any]:
     return content
 
 
-async def _receive(request: Request, file: Any, limit: int) -> None:
+async def _receive(request: Request, file: Any, limit: int) -> int:
+    """Write a body to a file, and return its size."""
     received = 0
     async for piece in request.stream():
         received += len(piece)
@@ -271,6 +287,7 @@ async def _receive(request: Request, file: Any, limit: int) -> None:
             break
     if received > limit:
         raise _TooLarge(f"frame: has over {limit} bytes, more than the model; send this model's parameters only")
+    return received
 
 
 def _key(request: Request) -> UpdateKey:

@@ -76,6 +76,10 @@ class Roster:
         if self._present[worker].session != session:
             raise self._taken(worker)
 
+    def silence(self, worker: str, *, now: float) -> float:
+        """Return the seconds since the last message of a worker that is present."""
+        return max(0.0, now - self._present[worker].heard_at)
+
     def remove(self, worker: str) -> str | None:
         """Remove a worker, and return its session; None if it is not present."""
         presence = self._present.pop(worker, None)
@@ -116,6 +120,10 @@ class RosterOfRounds:
     def workers(self) -> tuple[str, ...]:
         """Workers that are present, in the order in which they joined."""
         return self._roster.workers
+
+    def silence(self, worker: str, *, now: float) -> float:
+        """Return the seconds since the last message of a worker that is present."""
+        return self._roster.silence(worker, now=now)
 
     def hear(self, worker: str, session: str, *, now: float) -> None:
         """Note a heartbeat.

@@ -95,6 +95,11 @@ class WorkerOfRanks:
         if self._leader is not None:
             self._leader.count_tokens(tokens * dist.get_world_size())
 
+    def count_loss(self, loss: float | torch.Tensor) -> None:
+        """Count a loss of this rank. That of rank 0 stands for all; see `DiLoCoWorker.count_loss`."""
+        if self._leader is not None:
+            self._leader.count_loss(loss)
+
     def finish(self) -> None:
         """Apply a fragment on its way; see `DiLoCoWorker.finish`."""
         if self._leader is not None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ class SentFragment:
     """Rows of the data set that the worker reads in its round."""
     tokens: int = 0
     """Tokens that it has counted in its round."""
+    figures: dict[str, float] = field(default_factory=dict)
+    """Figures for people, such as the loss."""
     frame: list[memoryview] | None = None
     """Pieces of its frame, once it was needed."""
     residuals: dict[str, torch.Tensor] | None = None
@@ -92,7 +95,7 @@ class Replica:
         if self._bits:
             wire, sent.residuals = compress_with_feedback(delta, self._residuals, self._bits)
         counts = {"rows": sent.rows, "tokens": sent.tokens, "fragment_round": self._received_in[sent.fragment]}
-        metadata = {name: str(count) for name, count in counts.items()}
+        metadata = {name: str(count) for name, count in counts.items()} | {"figures": json.dumps(sent.figures)}
         sent.frame = frame_of(wire, metadata, is_bf16=self._is_bf16 or bool(self._bits))
         return sent.frame
 

@@ -148,6 +148,10 @@ class DiLoCoServer:
         """Return the open round, the workers and the last save, as `skyward diloco status --json` prints them."""
         return self._exchange.status()
 
+    def history(self) -> list[dict[str, Any]]:
+        """Return the last 512 rounds, the oldest first: losses, norms, and the cosines of the workers' deltas."""
+        return self._exchange.history()
+
     def start(self) -> None:
         """Listen, and return once requests are answered.
 

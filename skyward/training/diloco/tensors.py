@@ -68,6 +68,30 @@ def _tensor(name: str, array: WireArray) -> torch.Tensor:
     return tensor.float()
 
 
+class FlatTensors:
+    """Arrays of a frame as flat float32 tensors, decoded in parts.
+
+    Args:
+        frame: A frame that `to_tensors` can read.
+    """
+
+    def __init__(self, frame: ArrayFrame) -> None:
+        self._arrays, self._compressed = frame.arrays, compressed_in(frame)
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        for name, array in frame.arrays.items():
+            if name in self._compressed:
+                self.shapes[name] = self._compressed[name].shape
+            elif name.removeprefix(SCALE_PREFIX) not in self._compressed:
+                self.shapes[name] = array.shape
+
+    def part(self, name: str, chunk: slice) -> torch.Tensor:
+        """Return some values of an array. They share the frame's memory if they are float32 there."""
+        if name in self._compressed:
+            return self._compressed[name].part(chunk).decoded()
+        array = self._arrays[name]
+        return torch.frombuffer(array.data, dtype=_DTYPES[array.dtype])[chunk].float()
+
+
 def exchanged(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return the tensors of a model that workers exchange, in the order of the model, by their names on the wire.
 

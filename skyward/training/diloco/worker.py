@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import secrets
 import socket
 import threading
@@ -167,6 +168,7 @@ class DiLoCoWorker:
         self._number = 0
         self._tokens = 0
         """Tokens since the base round."""
+        self._losses = LossMean()
         self._pending: _Pending | None = None
         self._flight: Flight | None = None
         """Exchange of the pending update beside training."""
@@ -308,6 +310,14 @@ class DiLoCoWorker:
         """
         self._tokens += tokens
 
+    def count_loss(self, loss: float | torch.Tensor) -> None:
+        """Count the loss of a step, or a mean of some. The server shows the mean of each round.
+
+        Args:
+            loss: A number, or a tensor with one value. The device computes on: it is read when the delta is sent.
+        """
+        self._losses.add(loss)
+
     def force_sync(self) -> bool:
         """Synchronise now: the fragment that is on its way, or else the next one.
 
@@ -395,7 +405,15 @@ class DiLoCoWorker:
         sent = self._replica.copy(self._fragment_of(key))
         sent.rows = self.hand.rows_after(self._delay, self._counts["local_step"])
         sent.tokens = self._tokens
+        sent.figures = self._figures() | self._losses.take()
         return _Pending(key, sent)
+
+    def _figures(self) -> dict[str, float]:
+        return {
+            "steps_per_second": self.get_steps_per_second(),
+            "local_step": self._counts["local_step"],
+            "sync_every": self._schedule.sync_every,
+        }
 
     def _fragment_of(self, key: UpdateKey) -> int:
         return (key.number if self._is_async else key.base_round) % self._replica.num_fragments
@@ -495,7 +513,7 @@ class DiLoCoWorker:
         if self._replica.has_base and standing["keeps_delta"]:
             return True
         if standing["round"] == resumed_round and standing["is_awaited"]:
-            frame = self._client.parameters()
+            frame = self._client.parameters(self._worker)
             if frame is not None and int(frame.metadata["round"]) == resumed_round:
                 self._replica.set_base(frame)
                 return True
@@ -537,14 +555,14 @@ class DiLoCoWorker:
         self._schedule = self._new_schedule(0 if self._is_async else self._fragment_of(self._key()))
 
     def _fetched(self) -> ArrayFrame:
-        frame = self._client.parameters()
+        frame = self._client.parameters(self._worker)
         if frame is None:
             raise ServerUnreachable(f"{self._client.name} has no parameters yet")
         return frame
 
     def _beat(self) -> None:
         while not self._ended.wait(self._heartbeat_s):
-            figures = {"steps_per_second": self.get_steps_per_second(), "local_step": self._counts["local_step"]}
+            figures = self._figures()
             if self._dylu:
                 figures["dylu_sync_every"] = self._sync_every
             body = {"worker": self._worker, "session": self._session, "figures": figures}
@@ -617,6 +635,25 @@ class DiLoCoWorker:
             key, saved = self._key(), state["pending"]
             self._pending = _Pending(key, SentFragment(saved["fragment"], dict(saved["local"]), saved["is_late"]))
             self._pending.sent.rows, self._pending.sent.tokens = saved.get("rows", 0), saved.get("tokens", 0)
+
+
+class LossMean:
+    """Mean of losses. Those of a GPU stay there until it is taken."""
+
+    def __init__(self) -> None:
+        self._sum: float | torch.Tensor = 0.0
+        self._count = 0
+
+    def add(self, loss: float | torch.Tensor) -> None:
+        """Add a loss."""
+        self._sum = self._sum + (loss.detach() if isinstance(loss, torch.Tensor) else loss)
+        self._count += 1
+
+    def take(self) -> dict[str, float]:
+        """Return the mean as a figure, and begin again; nothing if there is none, or it is not finite."""
+        mean = float(self._sum) / self._count if self._count else math.nan
+        self._sum, self._count = 0.0, 0
+        return {"loss": mean} if math.isfinite(mean) else {}
 
 
 def _saved(sent: SentFragment) -> dict[str, Any]:

@@ -92,6 +92,7 @@ def test_runs_exchange_their_progress_and_loggers_see_it(tmp_path: Path) -> None
         together(partial(train, "a", 20), partial(train, "b", 12))
         assert server.status()["round"] == STEPS / H
         assert server.status()["workers"] == []
+        assert all(part["loss"] > 0 for facts in server.history() for part in facts["workers"].values())
     assert are_equal(state_of(models["a"]), state_of(models["b"]))
     records = json.loads((tmp_path / "a" / "logs" / "trainer_logs.json").read_text())
     counts = [record["diloco/sync_count"] for record in records if "loss" in record]

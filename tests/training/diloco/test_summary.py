@@ -1,0 +1,73 @@
+"""The pass over the deltas of a round: the mean to the bit, and angles that agree with plain arithmetic."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from skyward.training.diloco.algorithm import DeltaMean
+from skyward.training.diloco.compression import compress
+from skyward.training.diloco.frames import BUFFER_PREFIX, ArrayFrame, decode
+from skyward.training.diloco.summary import CHUNK, summarize
+from skyward.training.diloco.tensors import frame_of, to_tensors
+
+SHAPES = {"large": (2, CHUNK // 2 + 77), "odd": (3, 5), "scalar": (), "empty": (0, 4), f"{BUFFER_PREFIX}mean": (9,)}
+WEIGHTS = {"a": 1, "b": 3, "c": 2}
+
+
+def frames(wire: str) -> dict[str, ArrayFrame]:
+    generator = torch.Generator().manual_seed(5)
+    common = {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+    made = {}
+    for worker in WEIGHTS:
+        delta = {name: tensor + torch.randn(tensor.shape, generator=generator) for name, tensor in common.items()}
+        packed = {
+            name: tensor if name.startswith(BUFFER_PREFIX) or not wire.isdecimal() else compress(tensor, int(wire))
+            for name, tensor in delta.items()
+        }
+        made[worker] = decode(bytearray(b"".join(frame_of(packed, {}, is_bf16=wire != "float32"))))
+    return made
+
+
+def parameters_of(frame: ArrayFrame) -> torch.Tensor:
+    tensors = to_tensors(frame)
+    return torch.cat([tensor.double().reshape(-1) for name, tensor in tensors.items() if BUFFER_PREFIX not in name])
+
+
+@pytest.mark.parametrize("wire", ["float32", "bfloat16", "8", "4"])
+def test_mean_and_angles_are_those_of_whole_deltas(wire: str) -> None:
+    deltas = frames(wire)
+    vectors = {worker: parameters_of(frame) for worker, frame in deltas.items()}
+    norms = {worker: float(vector.norm()) for worker, vector in vectors.items()}
+    whole = DeltaMean()
+    for worker, frame in deltas.items():
+        whole.add(worker, to_tensors(frame), weight=WEIGHTS[worker])
+    expected = whole.take()
+
+    found = summarize(deltas, WEIGHTS, norms)
+
+    assert found.mean.keys() == SHAPES.keys()
+    assert all(torch.equal(found.mean[name], tensor) for name, tensor in expected.items())
+    mean = sum(vectors[worker] * weight for worker, weight in WEIGHTS.items()) / sum(WEIGHTS.values())
+    assert isinstance(mean, torch.Tensor)
+    assert found.norm == pytest.approx(float(mean.norm()), rel=1e-4)
+    for worker, vector in vectors.items():
+        cosine = float(vector @ mean / vector.norm() / mean.norm())
+        assert found.cosines[worker] == pytest.approx(cosine, abs=1e-4)
+
+
+def test_a_direction_replaces_the_mean_and_missing_names_count_as_nothing() -> None:
+    delta = decode(bytearray(b"".join(frame_of({"x": torch.tensor([3.0, 4.0]), "y": torch.tensor([12.0])}, {}))))
+    found = summarize({"a": delta}, {"a": 1}, {"a": 13.0}, direction={"x": torch.tensor([1.0, 0.0])})
+    assert found.norm == pytest.approx(13.0)
+    assert found.cosines["a"] == pytest.approx(3 / 13)
+    assert summarize({"a": delta}, {"a": 1}, {"a": 13.0}, direction={}).cosines == {"a": None}
+
+
+def test_no_angle_is_claimed_where_there_is_none() -> None:
+    nothing = decode(bytearray(b"".join(frame_of({"x": torch.zeros(3)}, {}))))
+    found = summarize({"a": nothing, "b": nothing}, {"a": 1, "b": 1}, {"a": 0.0, "b": 0.0})
+    assert found.cosines == {"a": None, "b": None}
+    assert math.isclose(found.norm, 0.0)
