@@ -62,7 +62,10 @@ PARTS: dict[str, Groups] = {
         "integrations": ("tests/integrations",),
         "machines": ("tests/providers",),
         "processes": ("tests/lifecycle",),
-        "pages": ("tests/hub/ui", "tests/test_browser.py", "tests/test_notebook_in_browser.py"),
+        "pages": (
+            *("tests/hub/ui", "tests/test_browser.py"),
+            *("tests/test_diloco_in_browser.py", "tests/test_notebook_in_browser.py"),
+        ),
         "environments": ("tests/bootstrap",),
         "ssh": ("tests/ssh",),
     },

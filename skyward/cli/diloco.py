@@ -32,6 +32,8 @@ examples:
   skyward diloco serve --workers 2 --save-dir global
   skyward diloco serve --workers 2 --save-dir global --host 0.0.0.0 --cert server.pem
   skyward diloco status
+  skyward diloco watch                   follow it in this terminal
+  skyward diloco watch --page            print the link to its page
   skyward diloco kick worker-3
   skyward diloco export model             write model/model.safetensors
   skyward diloco stop
@@ -46,6 +48,13 @@ saves, and ends. Started again with the same --save-dir and --port, it goes on, 
 that of DILOCO_TOKEN or DILOCO_TOKEN_FILE, or else a new one, which --save-dir keeps.
 """
 
+_WATCH_DESCRIPTION = """\
+Shows workers and losses as they change on a terminal (needs skyward[training]); elsewhere, prints a line for each
+change. Ctrl-C stops watching, not the server. With --page, prints a link for a browser, with the token behind its `#`:
+the page shows charts and saves, evicts and stops. A server in a pool's program (`sky.integrations.diloco`) has no
+address, so neither reaches it: that program logs its rounds.
+"""
+
 _EXPORT_DESCRIPTION = """\
 Writes the global model of a server, or of its newest save, as FOLDER/model.safetensors. With the model's config.json
 beside it, `from_pretrained` reads the folder. An older file is replaced at once, also while it is read.
@@ -57,6 +66,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     _add_serve(add_command(actions, "serve", "start a server", "diloco serve --workers 2 --save-dir global"))
     status = _add(actions, "status", "show the round, the workers and the last save", "status --json", _status)
     status.add_argument("--json", action="store_true", help="print JSON")
+    follow = _add(actions, "watch", "follow the rounds and workers until the server ends", "watch", _watch)
+    follow.description = _WATCH_DESCRIPTION
+    follow.add_argument(
+        "--every", type=float, default=1.0, metavar="SECONDS", help="time between two requests (default: 1)"
+    )
+    follow.add_argument("--page", action="store_true", help="print the link to the server's page instead")
     _add(actions, "save", "save the state now", "save", _save)
     kick = _add(actions, "kick", "evict a worker; it may join again", "kick worker-3", _kick)
     kick.add_argument("worker", help="id of the worker; see `skyward diloco status`")
@@ -198,6 +213,7 @@ def _welcome(server: DiLoCoServer, arguments: argparse.Namespace) -> list[str]:
     lines = [f"skyward diloco at {server.address}, {saves} (Ctrl-C stops it)", ""]
     lines += ["Paste these lines where workers train:"]
     lines += [f"  export {name}={shlex.quote(value)}" for name, value in _environment(server, arguments).items()]
+    lines += ["", "Watch it with `skyward diloco watch`; `skyward diloco watch --page` prints the link to its page."]
     if arguments.cert is not None:
         lines += ["", "DILOCO_CA is a file with the certificate, without the key.", "Copy it to each worker's machine."]
     return lines
@@ -228,6 +244,11 @@ def _client(arguments: argparse.Namespace) -> DiLoCoClient:
     address = arguments.server or os.environ.get("DILOCO_SERVER")
     if not address:
         raise UsageError("server: none is named; paste the lines of `skyward diloco serve`, or pass --server")
+    if address.startswith("pool://"):
+        raise UsageError(
+            f"server={address!r}: runs in a pool's program, and only tasks of that pool reach it; read the program's "
+            "log, or start `skyward diloco serve` and name that server"
+        )
     return DiLoCoClient(address)
 
 
@@ -248,6 +269,18 @@ def _status(arguments: argparse.Namespace) -> int:
     if status["save_error"]:
         complain(status["save_error"])
         return 1
+    return 0
+
+
+def _watch(arguments: argparse.Namespace) -> int:
+    from ..training.diloco.addresses import page_link, token_of_environment
+    from ..training.diloco.watch import watch
+
+    client = _client(arguments)
+    if arguments.page:
+        print(page_link(client.name, token_of_environment()))
+        return 0
+    print(printable(watch(client, every_s=max(0.05, arguments.every))))
     return 0
 
 

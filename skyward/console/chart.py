@@ -10,8 +10,6 @@ from ..core.records import dataclass
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """Bit of each dot of a braille cell, by row and column. Source: Unicode, Braille Patterns, U+2800."""
 
-_UNIT = "step"
-
 Row = list[tuple[str, str]]
 """Pieces of one line: text and the name of its colour, empty for the terminal's own."""
 
@@ -26,8 +24,8 @@ class Curve:
     is_line: bool = True
 
 
-def chart(curves: Sequence[Curve], width: int, height: int) -> list[Row]:
-    """Draw curves on shared axes, with whole numbers below and at most `width` columns and `height` rows.
+def chart(curves: Sequence[Curve], width: int, height: int, *, unit: str = "step") -> list[Row]:
+    """Draw curves on shared axes, with whole numbers of `unit` below, and at most `width` columns and `height` rows.
 
     Points that are not finite are left out. Returns nothing if no point is left, or if the size is too small.
     """
@@ -54,7 +52,7 @@ def chart(curves: Sequence[Curve], width: int, height: int) -> list[Row]:
     return [
         *drawn,
         [(" " * (margin + 1) + "└" + "─" * columns, "dim")],
-        [(_steps(first, last, margin, columns), "dim")],
+        [(_scale(first, last, margin, columns, unit), "dim")],
     ]
 
 
@@ -88,7 +86,7 @@ def _labels(low: float, high: float, rows: int) -> dict[int, str]:
     return {_at(high - tick, 0.0, high - low, rows): f"{tick:g}" for tick in ticks(low, high, max(2, rows // 2))}
 
 
-def _steps(first: int, last: int, margin: int, columns: int) -> str:
+def _scale(first: int, last: int, margin: int, columns: int, unit: str) -> str:
     """Return the labels of the horizontal axis: whole numbers, below their columns."""
     line = [" "] * columns
     free = 0
@@ -97,10 +95,10 @@ def _steps(first: int, last: int, margin: int, columns: int) -> str:
             continue
         label = f"{int(tick):,}"
         start = max(0, _at(tick, first, last, columns) - len(label) // 2)
-        if start >= free and start + len(label) + 2 + len(_UNIT) <= columns:
+        if start >= free and start + len(label) + 2 + len(unit) <= columns:
             line[start : start + len(label)] = label
             free = start + len(label) + 2
-    line[columns - len(_UNIT) :] = _UNIT
+    line[columns - len(unit) :] = unit
     return " " * (margin + 2) + "".join(line).rstrip()
 
 

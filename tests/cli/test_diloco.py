@@ -49,6 +49,16 @@ def test_an_operator_sees_saves_and_stops_a_server(
     server.wait()
 
 
+def test_a_link_to_the_page_has_the_token_where_browsers_do_not_send_it(
+    server: DiLoCoServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(server, make_model(), "a", 3)
+    assert "last round 0: loss -, outer gradient " in said(capsys, "status")
+    assert said(capsys, "watch", "--page") == f"{server.address}/#token=a%20token%20for%20tests\n"
+    refused = said(capsys, "watch", "--server", "pool://train", status=1)
+    assert "runs in a pool's program, and only tasks of that pool reach it" in refused
+
+
 def test_the_global_model_is_exported_from_a_server_and_from_its_saves(
     server: DiLoCoServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from ...errors import UsageError
 from ..control.server import is_loopback
@@ -49,6 +49,19 @@ def parse_address(text: str, *, is_encrypted: bool = False) -> ServerAddress:
             "use https://, or `ssh -L` to a port of this machine"
         )
     return ServerAddress(host=host, port=port, is_encrypted=scheme == "https")
+
+
+def page_link(server_addr: str, token: str | None) -> str:
+    """Return the address of a server's page. Its fragment, which browsers do not send, has the token.
+
+    Example:
+        >>> page_link("127.0.0.1:8512", "a+b")
+        'http://127.0.0.1:8512/#token=a%2Bb'
+    """
+    address = parse_address(server_addr, is_encrypted=bool(os.environ.get("DILOCO_CA")))
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    fragment = "" if token is None else f"#token={quote(token, safe='')}"
+    return f"{'https' if address.is_encrypted else 'http'}://{host}:{address.port}/{fragment}"
 
 
 def token_of_environment() -> str | None:

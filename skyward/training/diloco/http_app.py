@@ -5,6 +5,7 @@
     PUT  /parameters?worker=&session=     a frame, from the first worker
     PUT  /updates?worker=&session=&base_round=&number=
     GET  /answers?worker=&session=&base_round=&number=&wait_s=
+    GET  /                                the page; it needs no token
     GET  /status                          JSON
     GET  /history?first=                  JSON: the facts about the last rounds
     POST /control/save /control/kick /control/stop
@@ -34,6 +35,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ...errors import SkywardError, UsageError
 from .exchange import DeltaExchange, GlobalParameters, Shaped, Standing, spool
 from .frames import decode, largest_frame, size_of
+from .page_file import page_file
 from .refusal import WorkerRefused
 from .rounds import UpdateKey
 from .tensors import frame_of
@@ -108,9 +110,10 @@ class DiLoCoApp:
             Route("/history", _guarded(self._history), methods=["GET"]),
             Route("/control/{command}", _guarded(self._control), methods=["POST"]),
         ]
-        self.asgi: ASGIApp = Starlette(routes=routes)
-        if token is not None:
-            self.asgi = _TokenCheck(self.asgi, token)
+        if token is None:  # no browser reaches the channels of a pool
+            self.asgi: ASGIApp = Starlette(routes=routes)
+        else:
+            self.asgi = _TokenCheck(Starlette(routes=[*routes, Route("/", _page, methods=["GET"])]), token)
 
     def end_waits(self) -> None:
         """Answer all requests that wait, because the server stops. From any thread."""
@@ -224,14 +227,19 @@ class DiLoCoApp:
         raise UsageError(f"command={command!r}: unknown; use save, kick or stop")
 
 
+async def _page(_request: Request) -> Response:
+    page = page_file()
+    return Response(page.content, headers=dict(page.headers))
+
+
 class _TokenCheck:
-    """Refuses requests without the token, before anything of their bodies is read."""
+    """Refuses requests without the token, except for the page, before anything of their bodies is read."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app, self._expected = app, f"Bearer {token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
+        if scope["type"] == "http" and scope["path"] != "/":
             given = dict(scope["headers"]).get(b"authorization", b"")
             if not hmac.compare_digest(given, self._expected):
                 text = "token: is missing or wrong; set DILOCO_TOKEN to the one that the server printed"
