@@ -49,7 +49,9 @@ PARTS: dict[str, Groups] = {
     # Groups begin in this order. Groups that another one waits for come first, then the longest: two cores would idle
     # beside a long one that began late. The last ones are short, so that all end within a minute.
     "rest": {
-        "rented": tuple(f"tests/hosts/test_{name}.py" for name in ("ec2", "faults_rented", "main_job", "pools")),
+        "rented": tuple(
+            f"tests/hosts/test_{name}.py" for name in ("ec2", "detach_rented", "faults_rented", "main_job", "pools")
+        ),
         "faults": tuple(
             f"tests/hosts/test_faults_{name}.py" for name in ("clients", "links", "machines", "processes", "starts")
         ),

@@ -90,7 +90,7 @@ LISTED = {
     "console/notebook.py:NotebookView.__init__": "logged; the view stands still",
     # Machines.
     "pool/machines.py:PoolMachines._stand_in": "reported; the machine is ended with the pool",
-    "pool/cost.py:Spending.take": "emits and waits; the pool's machines end with their leases",
+    "pool/cost.py:Spending._begin_watch": "emits and waits; the pool's machines end with their leases",
     "pool/cost.py:Spending._watch": "closes the pool, whose end reports it",
     "pool/machines.py:PoolMachines.give_back": "reported; the machine is ended with the pool",
     "core/interrupts.py:shielded": "raised by the thread that waits",

@@ -11,8 +11,9 @@ HELP = "clean up after dead pools; terminate their machines"
 DESCRIPTION = """\
 Cleans up after pools that could not close themselves. On this machine, it removes their processes, sockets and
 spooled results. At providers, it finds the machines that they rented by their tags, and terminates them. It checks the
-accounts on record here, and those that skyward.toml or --provider name. Open pools and the pools of other machines are
-left alone. A pool cleans up after itself even when its program is killed, so expect to find nothing.
+accounts on record here, and those that skyward.toml or --provider name. Open pools, detached pools that go on, and
+pools of other machines are left alone. A pool cleans up after itself even when its program is killed, so expect to
+find nothing.
 """
 
 EPILOG = """\
@@ -81,6 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _rented(arguments: argparse.Namespace) -> tuple[bool, list[str], list[Any]]:
     """Clean up at providers. Return whether there were any, the names of (to be) terminated machines, and failures."""
     from ..pool.config import rented_providers
+    from ..pool.fleet import goes_on
     from ..state.journal import journals
 
     providers, wrong = rented_providers(arguments.provider)
@@ -90,9 +92,9 @@ def _rented(arguments: argparse.Namespace) -> tuple[bool, list[str], list[Any]]:
 
     if arguments.dry_run:
         machines, failures = reaper.ls(providers)
-        orphans = [one for one in machines if one.owner == "dead"]
+        orphans = [one for one in machines if one.owner == "dead" and not goes_on(one.pool)]
         return True, [f"{one.instance.id} of pool {one.pool}" for one in orphans], [*wrong, *failures]
-    ended, failures = reaper.gc(providers)
+    ended, failures = reaper.gc(providers, goes_on=goes_on)
     return True, ended, [*wrong, *failures]
 
 

@@ -119,6 +119,8 @@ class PlainLines:
 
 def _warning(event: told.BudgetWarning | told.DetachmentWarning) -> str:
     left = duration(event.seconds_left)
+    if isinstance(event, told.DetachmentWarning) and event.is_budget:
+        return f"no program was there, and the pool was {left} from the end that its budget sets"
     if isinstance(event, told.DetachmentWarning):
         return f"no program was there for long, and the pool was {left} from its end; pool.extend() gives it more time"
     return f"{usd(event.spent_usd)} of the budget of {usd(event.budget_usd)} are spent; the pool closes in {left}"

@@ -412,6 +412,10 @@ class HostedEngine:
         """Let a detached pool go on for so much longer without a client."""
         self.requests.ask("extend", seconds)
 
+    def limit(self, seconds: float) -> None:
+        """Let a detached pool go on without a client for at most this long from now."""
+        self.requests.ask("limit", seconds)
+
     def _on_facts(self, message: bytes) -> None:
         self.nodes.on_facts(message)
         if self._config.detached_for_s:  # others are replaced

@@ -102,11 +102,12 @@ class DetachmentWarning(Event):
 
     The head sends it 10 minutes before the end, or halfway through `detached_for_s` if that is later. A client that
     comes after that gets it too. The pool does not end while a client is there, and `pool.extend` gives it more time
-    without one.
+    without one. Only the budget of rented machines ends it all the same.
 
     Args:
         detached_for_s: Seconds that the pool goes on without a client.
         seconds_left: Time that was left when the head sent this, or when the client came.
+        is_budget: Whether `budget_usd` ends the pool, earlier than `detached_for_s`.
 
     Example:
         >>> DetachmentWarning(detached_for_s=28_800.0, seconds_left=600.0).seconds_left
@@ -115,6 +116,7 @@ class DetachmentWarning(Event):
 
     detached_for_s: float
     seconds_left: float
+    is_budget: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,8 @@ def export(name: str, path: str | os.PathLike[str]) -> None:
         UsageError: There is no such pool, or the file cannot be written.
     """
     pool = detached.find(name)
+    if pool.spending:  # the private key of its machines, and the record by which they are terminated, are here
+        raise _refuse(path, f"{pool.name} has rented machines, to which only this machine attaches; attach here")
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with open(fd, "w", encoding="utf-8") as file:

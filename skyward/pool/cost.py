@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from ..core.records import dataclass
 from ..errors import BudgetExceeded
@@ -83,6 +84,7 @@ class Spending:
         tell: Receives CostUpdated at each change, and BudgetWarning at 80 %.
         stop: Ends the pool.
         clock: Monotonic time in seconds.
+        wall_clock: Time in seconds since the epoch, which other processes share.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class Spending:
         tell: Emit,
         stop: Callable[[BudgetExceeded], None],
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._minimum_s = minimum_s
         self._ending_s = ending_s
@@ -101,6 +104,7 @@ class Spending:
         self._tell = tell
         self._stop = stop
         self._clock = clock
+        self._wall_clock = wall_clock
         self._condition = threading.Condition()
         self._running: dict[str, tuple[float, float]] = {}
         self._ended_usd = 0.0
@@ -112,10 +116,7 @@ class Spending:
         if isinstance(event, InstanceLaunched):
             with self._condition:
                 self._running[event.instance] = (self._clock(), event.price_usd_per_hour)
-                self._condition.notify_all()
-                if self._budget_usd is not None and not self._is_watching:
-                    self._is_watching = True
-                    threading.Thread(target=self._watch, name="skyward-budget", daemon=True).start()
+                self._begin_watch()
         elif isinstance(event, InstanceTerminated):
             with self._condition:
                 began, price = self._running.pop(event.instance, (0.0, 0.0))
@@ -124,6 +125,36 @@ class Spending:
         else:
             return
         self._tell(CostUpdated(price_usd_per_hour=self.price_usd_per_hour, spent_usd=self.spent_usd))
+
+    def facts(self) -> dict[str, Any]:
+        """Return what another process needs to go on counting, as plain data."""
+        with self._condition:
+            now, wall = self._clock(), self._wall_clock()
+            running = {name: (wall - (now - began), price) for name, (began, price) in self._running.items()}
+            return {"ended_usd": self._ended_usd, "running": running}
+
+    def resume(self, facts: Mapping[str, Any]) -> None:
+        """Go on counting where another process has begun: from its `facts`."""
+        with self._condition:
+            now, wall = self._clock(), self._wall_clock()
+            self._ended_usd = facts["ended_usd"]
+            self._running = {name: (now - (wall - began), price) for name, (began, price) in facts["running"].items()}
+            self._begin_watch()
+        self._tell(CostUpdated(price_usd_per_hour=self.price_usd_per_hour, spent_usd=self.spent_usd))
+
+    def leave(self) -> None:
+        """Stop counting, because the machines go on without this process."""
+        with self._condition:
+            self._ended_usd = self.spent_usd
+            self._running.clear()
+            self._condition.notify_all()
+
+    def lasts_s(self, ending_s: float) -> float | None:
+        """Return for how many seconds the budget lasts if machines then take this long to end; None for no limit."""
+        per_s = self.price_usd_per_hour / 3600
+        if self._budget_usd is None or not per_s:
+            return None
+        return (self._budget_usd - self.spent_after(ending_s)) / per_s
 
     @property
     def price_usd_per_hour(self) -> float:
@@ -149,6 +180,13 @@ class Spending:
 
     def _cost(self, began: float, price: float, at: float) -> float:
         return price * max(self._minimum_s, at - began) / 3600 if price else 0.0
+
+    def _begin_watch(self) -> None:
+        """Start the thread that ends the pool, unless it runs. Needs the condition's lock."""
+        self._condition.notify_all()
+        if self._budget_usd is not None and not self._is_watching:
+            self._is_watching = True
+            threading.Thread(target=self._watch, name="skyward-budget", daemon=True).start()
 
     def _watch(self) -> None:
         """Wait until no machine runs, or the budget is about to be spent."""

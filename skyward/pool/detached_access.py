@@ -59,7 +59,8 @@ class DetachedAccess:
         With several nodes this waits until Ray carries the calls to all of them, for at most 5 minutes.
 
         Raises:
-            UsageError: The pool is not detached, or Ray does not carry the calls; the message says what is missing.
+            UsageError: The pool is not detached, Ray does not carry the calls, or `budget_usd` is spent when rented
+                machines have ended; the message says what is missing.
             PoolClosed: The pool is not open.
 
         Example:
@@ -70,7 +71,7 @@ class DetachedAccess:
         self._life.detach()
 
     def extend(self, seconds: float) -> None:
-        """Let a detached pool go on for longer without a client.
+        """Let a detached pool go on for longer without a client. Its budget stays what it is.
 
         Args:
             seconds: Further seconds, > 0.

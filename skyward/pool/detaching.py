@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from .._version import __version__
 from ..core.records import dataclass
 from ..errors import SkywardError, UsageError
-from ..events import Emit
+from ..events import Emit, ignore
 from ..providers import load
-from ..providers.base import Provider, as_detachable
+from ..providers.base import MachineGone, Provider, as_detachable
 from ..state import detached
 from ..state.detached import DetachedPool
 from ..values.image import Image
@@ -34,7 +34,6 @@ _log = logging.getLogger(__name__)
 
 _DIAL_S = 20.0
 _WARNING_S = 600.0
-_DOWN = "because of `skyward down`"
 
 
 @dataclass(kw_only=True)
@@ -139,6 +138,7 @@ class Detachment:
             options=options,
             others=tuple(map(source.describe, others)),
             image=_facts_of(image) if others else {},
+            spending=machines.spending,
         )
         detached.record(self.known)
         with self._lock:
@@ -188,7 +188,12 @@ def check_detached(
     if not name:
         raise refuse('needs a name, by which clients attach; set name="train", for example')
     if as_detachable(provider) is None:
-        raise refuse(f"not supported with {provider.name}, so far only with sky.SSH(hosts=[...]); use that, or omit it")
+        raise refuse(
+            f"not supported with {provider.name}, so far only with sky.SSH(hosts=[...]) and sky.AWS(); use one of "
+            "them, or omit it"
+        )
+    if provider.is_rented and spec.most_nodes > 1:
+        raise refuse("a detached pool of rented machines has one node so far; set nodes=1, or omit it")
     if not is_fixed:
         raise refuse("a detached pool has a fixed number of nodes so far; set nodes=4, for example, or omit it")
     if spec.most_nodes > 1 and not is_on_ray:
@@ -232,19 +237,32 @@ def provider_of(known: DetachedPool) -> Any:
     return load(fields.pop("type"))(**fields)
 
 
-def reach(known: DetachedPool, provider: Provider) -> Machine:
-    """Log in to the machine of the head of a detached pool. Raises NodeError; ProviderError."""
+def reach(known: DetachedPool, provider: Provider, emit: Emit = ignore) -> Machine:
+    """Log in to the machine of the head of a detached pool. Raises UsageError: it is gone; NodeError; ProviderError."""
     source = as_detachable(provider)
     assert source is not None
-    return source.reach(known.machine)
+    try:
+        return source.reach(known.machine, emit)
+    except MachineGone as error:
+        why = f"or earlier: {error}, as when {_own_end(known)}"
+        raise detached.refuse_ended(detached.end(known, why)) from error
 
 
-def reach_all(known: DetachedPool, provider: Provider) -> list[Machine]:
+def _own_end(known: DetachedPool) -> str:
+    """Return when a detached pool ends by itself, in words."""
+    from ..console.words import duration
+
+    budget = ", or its budget lasts no longer" if known.options.get("budget_usd") else ""
+    return f"no client came for {duration(known.detached_for_s)}{budget}"
+
+
+def reach_all(known: DetachedPool, provider: Provider, emit: Emit = ignore) -> list[Machine]:
     """Log in to the machines of a detached pool, that of the head first.
 
     The others may be lost, and a pool goes on without them. So those that cannot be reached are left out.
 
     Raises:
+        UsageError: The machine of the head is gone, and the pool with it.
         NodeError, ProviderError: The machine of the head cannot be reached.
     """
     source = as_detachable(provider)
@@ -253,13 +271,13 @@ def reach_all(known: DetachedPool, provider: Provider) -> list[Machine]:
 
     def reach_one(place: dict[str, Any]) -> None:
         try:
-            reached[place["node"]] = source.reach(place)
-        except (SkywardError, OSError) as error:
+            reached[place["node"]] = source.reach(place, emit)
+        except (MachineGone, SkywardError, OSError) as error:
             _log.warning("node %d: cannot be reached, which harms only what it is needed for: %s", place["node"], error)
 
     from ..engine.threads import run_side_by_side
 
-    first = reach(known, provider)
+    first = reach(known, provider, emit)
     run_side_by_side([partial(reach_one, place) for place in known.others])
     return [first, *(reached[node] for node in sorted(reached))]
 
@@ -348,13 +366,13 @@ def end_detached(known: DetachedPool) -> str:
         login = machines[0].login
         assert login is not None
         login.run("node.agent.outside", "end", (*known.process, "0"), timeout_s=_DIAL_S)
-        _last_words(known, machines[0], _DOWN)
+        _last_words(known, machines[0], detached.DOWN)
     except BaseException:
         _let_go(provider, *machines)
         raise
     _told_to_end(machines)
     provider.terminate(machines)
-    detached.end(known, _DOWN)
+    detached.end(known, detached.DOWN)
     unreached = 1 + len(known.others) - len(machines)
     rest = f"; {unreached} could not be reached, and end by themselves" if unreached else ""
     return f"ended its head and its {_nodes(len(machines))}{rest}"
@@ -373,7 +391,7 @@ def _told_to_end(machines: list[Machine]) -> None:
 def _let_go(provider: Provider, *machines: Machine) -> None:
     source = as_detachable(provider)
     assert source is not None
-    source.let_go(list(machines))
+    source.leave(list(machines))
 
 
 def _facts_of(image: Image) -> dict[str, Any]:

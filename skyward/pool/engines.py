@@ -45,7 +45,7 @@ def check_engine(
         raise refuse("a detached pool has its scheduler on its node; omit engine, or detached_for_s")
     if engine != "ray":
         return
-    if as_detachable(provider) is None:  # only there were heads tried, both of detached pools and on Ray
+    if as_detachable(provider) is None or provider.is_rented:  # only there was Ray tried
         raise refuse(f"not supported with {provider.name}, so far only with sky.SSH(hosts=[...]); use that, or omit it")
     if not is_fixed:
         raise refuse("needs a fixed number of nodes so far; set nodes=4, for example, or omit engine")

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Iterable, Sequence
@@ -91,7 +92,10 @@ def survey(providers: Iterable[CloudProvider] = (), *, is_local_only: bool = Fal
     now = time.time()
     states = [_open_state(pool, by_pool.pop(name, []), now) for name, pool in open_pools.items()]
     alone = [pool for pool in detached.detached_pools() if not pool.has_ended and pool.pool not in open_pools]
-    states += [_detached_state(pool, now) for pool in alone]
+    states += [
+        _detached_state(pool, by_pool.pop(pool.pool, []), now, was_asked=not is_local_only and not failures)
+        for pool in alone
+    ]
     states += [_rented_state(name, of_pool, now) for name, of_pool in by_pool.items()]
     return Survey(pools=tuple(sorted(states, key=lambda s: (-s.age_s, s.pool))), failures=tuple(failures))
 
@@ -113,7 +117,8 @@ def end(pool: str, *, wait_s: float = _END_LIMIT_S) -> str:
     alive = next((p for p in live.live_pools() if p.pool == pool and p.is_alive), None)
     is_closed = alive is not None and _asked(alive, wait_s)
     ended: list[str] = []
-    if journals(pool):
+    was_rented = bool(journals(pool))
+    if was_rented:
         from ..providers import reaper
 
         ended = reaper.reap(pool)
@@ -124,13 +129,32 @@ def end(pool: str, *, wait_s: float = _END_LIMIT_S) -> str:
         )
     live.withdraw(pool)
     apart = detached.living(pool)
-    if apart is not None:
+    if apart is not None and was_rented:  # its head has ended with its machine
+        detached.end(apart, detached.DOWN)
+    elif apart is not None:
         from .detaching import end_detached
 
         return end_detached(apart)
     if ended:
         return f"ended {len(ended)} machine{'s' if len(ended) != 1 else ''}: {', '.join(ended)}"
     return "its program closed it" if is_closed else "nothing is left of it"
+
+
+def goes_on(pool: str) -> bool:
+    """Return whether a detached pool goes on without a program, so that its machines are not left over.
+
+    Asks its provider and its head. A pool that cannot be reached counts: its machines end by themselves.
+
+    Args:
+        pool: Full name of a pool, which need not be a detached one.
+    """
+    if detached.living(pool) is None:
+        return False
+    from .detaching import glance
+
+    with contextlib.suppress(SkywardError, TimeoutError, OSError):  # it is not reached, or its end is on record now
+        glance(pool)
+    return detached.living(pool) is not None
 
 
 def names_meant(name: str) -> list[str]:
@@ -178,7 +202,8 @@ def _asked(pool: LivePool, wait_s: float) -> bool:
 def _worth_a_look(pools: list[LivePool]) -> list[LivePool]:
     kept = []
     for pool in pools:
-        if pool.is_alive or (pool.is_rented and journals(pool.pool)):
+        goes_alone = not pool.is_alive and detached.living(pool.pool) is not None
+        if pool.is_alive or (pool.is_rented and journals(pool.pool) and not goes_alone):
             kept.append(pool)
         else:
             live.withdraw(pool.pool)
@@ -205,18 +230,24 @@ def _open_state(pool: LivePool, rented: list[Found], now: float) -> FleetPool:
     )
 
 
-def _detached_state(pool: DetachedPool, now: float) -> FleetPool:
-    """Describe a detached pool that no program on this machine has. Whether it has ended meanwhile is not known."""
+def _detached_state(pool: DetachedPool, rented: list[Found], now: float, *, was_asked: bool) -> FleetPool:
+    """Describe a detached pool that no program on this machine has. `was_asked`: its provider lists no other machines.
+
+    Whether a pool of your own machines has ended meanwhile is not known.
+    """
+    nodes = 1 + len(pool.others)
+    is_dead = bool(pool.spending) and was_asked and not rented
     return FleetPool(
         pool=pool.pool,
         label=pool.name,
         provider=str(pool.provider["type"]),
-        state="detached",
-        nodes=1 + len(pool.others),
-        wanted=1 + len(pool.others),
-        price_usd_per_hour=0.0,
-        spent_usd=0.0,
+        state="dead" if is_dead else "detached",
+        nodes=len(rented) if pool.spending and was_asked else nodes,
+        wanted=nodes,
+        price_usd_per_hour=_price(rented),
+        spent_usd=_spent(rented, now),
         age_s=now - pool.began,
+        instances=tuple(machine.instance.id for machine in rented),
     )
 
 

@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
@@ -27,6 +28,7 @@ from ..errors import NodeLost, PoolClosed, SkywardError, Unreachable, UsageError
 from ..events import Event, Overlooked, PoolReady, PoolStarted
 from ..events import PoolClosed as ClosedEvent
 from ..providers.base import Provider, least_billed_s
+from ..providers.user_data import LEASE_FILE
 from ..schedule.scaling import Bounds
 from ..state.live import LivePool
 from ..state.presence import Presence
@@ -243,6 +245,14 @@ class PoolLife:
                 f"detach(): the pool cannot go on without this program, because {why}; call it again later, or close "
                 "the pool"
             )
+        lasts_s = None if self._machines is None else self._machines.lasts_alone_s
+        if lasts_s is not None and lasts_s <= 0:
+            raise UsageError(
+                f"budget_usd={self._budget_usd!r}: its rest is spent when the machines have ended, so the pool cannot "
+                "go on without this program; stay, or close the pool",
+                field="budget_usd",
+                value=self._budget_usd,
+            )
         detachment.go_alone()
         detachment.leaves = True
         self._finish()
@@ -440,6 +450,7 @@ class PoolLife:
             detached_for_s=0.0 if detachment is None else detachment.for_s,
             warning_s=0.0 if detachment is None else detachment.warning_s,
             attach_key="" if detachment is None else detachment.key,
+            lease_file=LEASE_FILE if self.provider.is_rented else "",
         )
         raiser = self._make_raiser() if self.way in (Way.RAY, Way.RAY_OR_LENT) and not is_here else None
         if detachment is not None:
@@ -463,7 +474,7 @@ class PoolLife:
         observe(self.announcer)
         self.announcer.emit(PoolStarted(pool=self.name, provider=self.provider.name, nodes=self.spec.nodes))
         if self._known is not None:
-            machines.adopt(reach_all(self._known, self.provider))
+            machines.adopt(partial(reach_all, self._known, self.provider), self._known.spending)
             return list(machines)
         return machines.launch()
 
@@ -483,6 +494,8 @@ class PoolLife:
         if self._ended_by is not None:
             raise self._ended_by
         if self.detachment is not None:
+            if self._known is None and (lasts_s := machines.lasts_alone_s) is not None:
+                cast("HostedEngine", engine).limit(lasts_s)
             self.detachment.go_on(self.label, self.name, self.provider, machines, self.spec.image, self._options())
         devices = {node: [device.id for device in engine.nodes.devices(node)] for node in range(self.spec.nodes)}
         if sharing := sharing_of_pool(devices, self.spec.concurrency, are_threads=self.spec.executor == "thread"):
@@ -500,6 +513,7 @@ class PoolLife:
             "cancel_grace_s": spec.cancel_grace_s,
             "direct_transfers": spec.direct_transfers,
             "default_timeout_s": self._default_timeout_s,
+            "budget_usd": self._budget_usd,
         }
 
     def close(self, *, cancel: bool = False) -> None:

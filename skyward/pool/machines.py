@@ -8,8 +8,8 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ..errors import (
     BudgetExceeded,
@@ -144,14 +144,39 @@ class PoolMachines:
         if self._rented is not None:
             self._rented.settle(self._pool)
 
-    def adopt(self, machines: list[Machine]) -> None:
-        """Take machines that another process has launched."""
+    def adopt(self, reach: Callable[[Emit], list[Machine]], spending: Mapping[str, Any]) -> None:
+        """Take machines that another process has launched.
+
+        Args:
+            reach: Connects to them. It gets the function that receives their events.
+            spending: Their cost so far: what `spending` of that process was.
+        """
+        machines = reach(self._emit)
         self._machines = {machine.node: machine for machine in machines}
+        if self._spending is not None:
+            self._spending.resume(spending)
         self._on_changed(machines)
+
+    @property
+    def spending(self) -> dict[str, Any]:
+        """Return the cost so far as plain data, for `adopt`; empty if nothing is rented."""
+        return {} if self._spending is None else self._spending.facts()
+
+    @property
+    def lasts_alone_s(self) -> float | None:
+        """Return for how long the budget lets the machines go on without a client; None for no limit.
+
+        Then their lease ends, and they power themselves off. Both take time, and money.
+        """
+        if self._spending is None or self._rented is None:
+            return None
+        return self._spending.lasts_s(max(machine.lease_s for machine in self) + self._rented.ending_s)
 
     def outlive_client(self) -> None:
         """Let the nodes go on when this process dies. Their head renews their leases instead of the keeper."""
         _forget(list(self))
+        if self._rented is not None:  # last: until then, the keeper returns everything that is rented
+            _keeper().release(self._pool)
 
     def leave(self) -> None:
         """Let go of the machines of a detached pool, which go on."""
@@ -159,7 +184,9 @@ class PoolMachines:
         _forget(self._left)
         source = as_detachable(self._provider)
         if source is not None:
-            source.let_go(self._left)
+            source.leave(self._left)
+        if self._spending is not None:
+            self._spending.leave()
         self._left.clear()
 
     # While the pool is open -----------------------------------------------------------------------------------------

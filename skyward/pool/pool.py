@@ -107,7 +107,8 @@ class ComputePool(PoolTarget, NodeAccess, DetachedAccess, SharedNames):
         max_hourly_cost: Highest price of the whole pool, in USD per hour; None for no limit.
         budget_usd: Highest cost of the whole pool in USD, from its first machine to the end of its last; None for no
             limit. Machines that would exceed it even if returned at once are not launched. At 80 % a `BudgetWarning` is
-            emitted. Before the rest is spent, the pool is closed and open calls raise BudgetExceeded.
+            emitted. Before the rest is spent, the pool is closed and open calls raise BudgetExceeded. A detached pool
+            ends by itself, also without a client.
         volumes: Folders that outlive the pool, by path: `volumes={"/data": sky.Volume("cache")}`. In a task,
             `sky.volume("/data")` is the folder. On other machines than this one, a link at that path leads there too,
             if nothing else is there and the login may create it.
@@ -122,8 +123,9 @@ class ComputePool(PoolTarget, NodeAccess, DetachedAccess, SharedNames):
             one process need different names. In a notebook, a new pool closes the one with the same name or variable.
         detached_for_s: Seconds > 0 that the pool goes on without a client, from the moment when the client dies or
             calls `detach()`. Another program gets it by `ComputePool.attach(name)`. Leaving the block still closes the
-            pool. Needs a `name`, and nodes of `sky.SSH`; several nodes need engine="ray", and go on alone once Ray
-            carries the calls to all of them. A lost node is not replaced. None: the pool ends with this program.
+            pool. Needs a `name`, and nodes of `sky.SSH` or one machine of `sky.AWS`; several nodes need engine="ray",
+            and go on alone once Ray carries the calls to all of them. A lost node is not replaced. None: the pool ends
+            with this program.
         engine: Carrier of the calls. "direct": this program schedules, and is connected to each node. "ray": the first
             node schedules, and Ray joins the nodes, so calls and values of tasks go straight between them. It needs
             `sky.SSH`, and a fixed number of nodes that is at least 2. If Ray does not come up, the pool ends with a

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Protocol, cast
 
-from ..events import Emit
+from ..events import Emit, ignore
 from ..values.machine import Gone, Machine, Offer, PoolSpec
 
 
@@ -85,6 +85,10 @@ class RentedProvider(Provider, Protocol):
         ...
 
 
+class MachineGone(Exception):
+    """Reason why the machine of a node is gone for good."""
+
+
 class DetachableProvider(Provider, Protocol):
     """A provider whose nodes may go on without the client that started them: another process reaches them again."""
 
@@ -93,18 +97,19 @@ class DetachableProvider(Provider, Protocol):
         ...
 
     def describe(self, machine: Machine) -> dict[str, Any]:
-        """Return plain data about a node, for `reach`."""
+        """Return plain data about a node, for `reach`, without secrets."""
         ...
 
-    def reach(self, description: dict[str, Any]) -> Machine:
-        """Connect to a node again that `describe` has described.
+    def reach(self, description: dict[str, Any], emit: Emit = ignore) -> Machine:
+        """Connect to a node again that `describe` has described. `emit` receives later events about its machine.
 
         Raises:
+            MachineGone: Its machine is gone for good.
             NodeError, ProviderError: Its machine cannot be logged in to.
         """
         ...
 
-    def let_go(self, machines: list[Machine]) -> None:
+    def leave(self, machines: list[Machine]) -> None:
         """Close the connections of this process to nodes that go on."""
         ...
 

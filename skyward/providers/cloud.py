@@ -15,11 +15,12 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from ..core.interrupts import shielded
-from ..errors import ForeignState, NoCapacity, ProviderError, Throttled
+from ..errors import ForeignState, NoCapacity, OutcomeUnknown, ProviderError, Throttled, Unreachable
 from ..events import Emit, InstanceTerminated, ignore
-from ..state.journal import Journal, Owner
+from ..state.journal import Attempt, Journal, Owner, journals
 from ..values.image import Image
 from ..values.machine import PREEMPTED, Gone, Machine, Offer, PoolSpec
+from .base import MachineGone
 from .choice import in_order, nothing_fits, too_expensive
 from .clock import SYSTEM_CLOCK, Clock, patiently
 from .rental import Rental, RentalAttempts, request_for
@@ -164,6 +165,72 @@ class CloudProvider(abc.ABC):
                 shielded(lambda group=group: self._end(group))  # type: ignore[misc]
         finally:
             self.let_go([replace(m, handle=m.handle.inner) for m in machines])
+
+    # Nodes that go on without their client ----------------------------------------------------------------------------
+
+    def describe(self, machine: Machine) -> dict[str, Any]:
+        """Return what another process of this user needs to reach a node, whose key is beside the journal."""
+        from .detached import describe_machine  # imports ssh
+
+        rental: Rental = machine.handle
+        own = describe_machine(replace(machine, handle=rental.inner))
+        return {**own, "instance": rental.instance, "journal": rental.journal.id}
+
+    def reach(self, description: dict[str, Any], emit: Emit = ignore) -> Machine:
+        """Reach a node that `describe` has described. Raises what connecting raises; MachineGone; ForeignState."""
+        from .detached import reach_machine
+
+        instance = description["instance"]
+        journal = self._known_journal(description["journal"])
+        attempt = None if journal is None else journal.living.get(instance)
+        if journal is None or attempt is None:
+            raise MachineGone(f"its machine {instance} was terminated")
+        if why := self._why_over(journal, instance, attempt):
+            raise MachineGone(f"its machine {instance} is gone ({why})")
+        offer = Offer(provider=self.name, vcpus=0, memory_gib=0.0, **attempt.offer)
+        try:
+            machine = reach_machine(description, None)
+        except Unreachable:
+            self._let_in(journal, attempt, offer)
+            machine = reach_machine(description, None)
+        rental = Rental(instance=instance, journal=journal, emit=emit, inner=machine.handle)
+        return replace(machine, offer=offer, handle=rental)
+
+    def leave(self, machines: list[Machine]) -> None:
+        """Close the connections of this process to nodes that go on."""
+        self.let_go([replace(m, handle=m.handle.inner) for m in machines])
+
+    def _known_journal(self, identifier: str) -> Journal | None:
+        """Return the journal of another process of this user, so that this one can terminate its machines."""
+        journal = next((journal for journal in journals() if journal.id == identifier), None)
+        if journal is None:
+            return None
+        scope = self.cloud().scope()
+        if scope != journal.scope:  # there, its machines would look as if they were gone
+            raise foreign(self.name, journal, scope)
+        with _registry_lock:
+            return _registry.setdefault(journal.pool, journal)
+
+    def _let_in(self, journal: Journal, attempt: Attempt, offer: Offer) -> None:
+        """Let this computer in by SSH, because it may have another address than when the machine was rented."""
+        tags = {JOURNAL_TAG: journal.id, OWNER_TAG: journal.owner.tag}
+        request = request_for(self, PoolSpec(), offer, journal.pool, 1, token=attempt.token, tags=tags)
+        patiently(
+            lambda: self.cloud().prepare(request), again_on=(Throttled, OutcomeUnknown), clock=self.clock, limit_s=60.0
+        )
+
+    def _why_over(self, journal: Journal, instance: str, attempt: Attempt) -> str:
+        """Return why a machine is certainly gone; empty if it may exist."""
+        tags = {JOURNAL_TAG: journal.id}
+        again_on = (Throttled, OutcomeUnknown)
+        cloud = self.cloud()
+        listed = patiently(lambda: cloud.describe(tags), again_on=again_on, clock=self.clock, limit_s=60.0)
+        found = next((other for other in listed if other.id == instance), None)
+        if found is None:  # a new machine might be listed later
+            return "it is no longer listed" if self.clock.time() - attempt.at > cloud.settle_s else ""
+        if found.is_billed:
+            return ""
+        return "its provider took it back" if found.is_preempted else found.reason or "it has ended"
 
     # ------------------------------------------------------------------------------------------------------------------
 

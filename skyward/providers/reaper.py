@@ -19,6 +19,12 @@ T = TypeVar("T")
 
 ProviderOf = Callable[[Journal], CloudProvider]
 IsAlive = Callable[[Owner], bool]
+GoesOn = Callable[[str], bool]
+"""Whether a pool of this name goes on without the process that has rented its machines."""
+
+
+def _ends_with_owner(_pool: str) -> bool:
+    return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,16 +79,19 @@ def gc(
     *,
     provider_of: ProviderOf | None = None,
     is_alive: IsAlive = Owner.is_alive,
+    goes_on: GoesOn = _ends_with_owner,
 ) -> tuple[list[str], list[SkywardError]]:
     """Terminate what dead owners left: by their journals, then by tag in every known account.
 
-    A machine is terminated only if its owner was a process of this machine that is dead. If no journal records it, its
-    lease must have expired too. Live pools, and pools of other machines, are never touched.
+    A machine is terminated only if its owner was a process of this machine that is dead, and its pool does not go on
+    without it. If no journal records it, its lease must have expired too. Live pools, and pools of other machines, are
+    never touched.
 
     Args:
         providers: providers whose accounts are searched, besides those of the journals.
         provider_of: builds the provider of a journal; by default from the journal itself.
         is_alive: whether an owner's process runs.
+        goes_on: whether a pool whose owner is dead goes on; see `skyward.pool.fleet.goes_on`.
 
     Returns:
         The terminated ids, and the errors: an unreachable account does not stop the others.
@@ -91,12 +100,12 @@ def gc(
     accounts = _Accounts(providers, provider_of or _provider_of)
     for journal in journals():
         provider = accounts.of(journal)
-        if provider is not None and not is_alive(journal.owner):
+        if provider is not None and not is_alive(journal.owner) and not goes_on(journal.pool):
             with accounts.noting_failures():
                 ended += _reap(journal, provider)
     for provider in accounts.all():
         with accounts.noting_failures():
-            ended += _reap_by_tag(provider, is_alive)
+            ended += _reap_by_tag(provider, is_alive, goes_on)
     return ended, accounts.failures
 
 
@@ -208,7 +217,7 @@ def _reap(journal: Journal, provider: CloudProvider) -> list[str]:
         return gone
 
 
-def _reap_by_tag(provider: CloudProvider, is_alive: IsAlive) -> list[str]:
+def _reap_by_tag(provider: CloudProvider, is_alive: IsAlive, goes_on: GoesOn) -> list[str]:
     """Terminate machines and shared resources whose journal is lost; their tags name the owner."""
     cloud = provider.cloud()
     recorded = {journal.id for journal in journals()} | recently_ended(provider.clock.time())
@@ -223,6 +232,8 @@ def _reap_by_tag(provider: CloudProvider, is_alive: IsAlive) -> list[str]:
     for identifier, tags in tags_of.items():
         owner = Owner.from_tag(tags.get(OWNER_TAG, ""))
         if owner is None or not owner.is_here or is_alive(owner) or identifier in kept:
+            continue
+        if goes_on(tags.get(POOL_TAG, "")):
             continue
         journal = Journal.open_new(
             id=identifier,

@@ -15,7 +15,7 @@ from ..core.bounds import is_positive
 from ..core.records import dataclass
 from ..core.signatures import checked_options
 from ..errors import NoCapacity, SkywardError, Unreachable, UsageError
-from ..events import Emit
+from ..events import Emit, ignore
 from ..ssh import SSHTarget, connect
 from ..ssh.connect import Transport
 from ..values.image import Image
@@ -176,11 +176,11 @@ class SSH:
         """Return what another process needs to reach a node of a detached pool."""
         return describe_machine(machine)
 
-    def reach(self, description: dict[str, Any]) -> Machine:
+    def reach(self, description: dict[str, Any], emit: Emit = ignore) -> Machine:
         """Reach a node again that `describe` has described. Raises what connecting raises."""
         return reach_machine(description, self.transport)
 
-    def let_go(self, machines: list[Machine]) -> None:
+    def leave(self, machines: list[Machine]) -> None:
         """Close the connections of this process to nodes that go on."""
         let_go(machines)
 

@@ -2,9 +2,10 @@
 
 It contains no secrets and needs no packages and no network.
 
-A machine powers itself off when nobody has touched `/run/skyward/lease` for `lease_s` seconds. The provider's options
-make powering off terminate the machine. The holder of the lease touches the file: first the setup, then the agent. Time
-comes from /proc/uptime, so a clock that is set forwards or backwards changes nothing.
+A machine powers itself off when nobody has touched `/run/skyward/lease` for `lease_s` seconds, or at once when there is
+text in that file. The provider's options make powering off terminate the machine. The holder of the lease touches the
+file: first the setup, then the agent. The head of a detached pool writes into it at its end. Time comes from
+/proc/uptime, so a clock that is set forwards or backwards changes nothing.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ while sleep 2; do
     now=$(up)
     new=$(stat -c %y "$file" 2>/dev/null)
     if [ "$new" != "$stamp" ]; then stamp=$new; last=$now; fi
-    if [ $((now - last)) -gt "$lease_s" ]; then
-        echo "skyward: no contact for $lease_s s, powering off" >/dev/console 2>/dev/null
+    if [ -s "$file" ] || [ $((now - last)) -gt "$lease_s" ]; then
+        echo "skyward: no contact for $lease_s s, or told to end, powering off" >/dev/console 2>/dev/null
         (sleep 30; poweroff -f & sleep 15; echo o >/proc/sysrq-trigger) &
         sync &
         systemctl poweroff 2>/dev/null || poweroff

@@ -20,6 +20,8 @@ from .journal import state_folder
 
 _ENDING = ".json"
 _KEPT_ENDED = 20
+DOWN = "because of `skyward down`"
+"""Reason of an end that a user has asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +52,8 @@ class DetachedPool:
     """Further nodes."""
     image: dict[str, Any] = field(default_factory=dict, repr=False)
     """Fields of the image by which a client raises Ray again; empty for one node."""
+    spending: dict[str, Any] = field(default_factory=dict)
+    """Cost of rented machines until the record was written; see `skyward.pool.cost.Spending.facts`."""
     ended_at: float = 0.0
     """Time of its end as far as this machine knows, in seconds since the epoch; 0: it may be there."""
     why: str = ""

@@ -88,6 +88,8 @@ def test_the_devices_of_nodes_are_shown() -> None:
 
 def test_the_coming_end_of_a_detached_pool_is_shown() -> None:
     plain = PlainLines("lab", is_quiet=True)
+    (line,) = plain.take(events.DetachmentWarning(detached_for_s=3600.0, seconds_left=192.0, is_budget=True))
+    assert line.endswith("the pool was 3 m 12 s from the end that its budget sets")
     (line,) = plain.take(events.DetachmentWarning(detached_for_s=3600.0, seconds_left=192.0))
     assert line.startswith("lab: no program was there for long, and the pool was 3 m 12 s from its end; pool.extend()")
 

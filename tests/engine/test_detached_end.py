@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 from skyward.engine.dialler import CommandEnds, Dialler
@@ -66,6 +67,24 @@ def test_head_of_a_pool_that_ends_with_its_client_warns_of_no_end() -> None:
     turns = ClientTurns(config)
     turns.sessions = 1
     assert not turns.begins_to_end()
+
+
+def test_a_budget_ends_a_pool_without_a_client_earlier_and_is_named_as_the_reason() -> None:
+    config = HeadConfig(pool="train", folder="/tmp/head", cancel_grace_s=1.0, lease_s=30.0, detached_for_s=28_800.0)
+    turns = ClientTurns(config)
+    turns.sessions, turns.goes_alone = 1, True
+    turns.renew()
+    turns.money_ends_at = time.monotonic() + 3600.0
+    assert turns.left_s <= 3600.0
+    assert not turns.begins_to_end()
+    assert not turns.is_over
+    turns.money_ends_at = time.monotonic() + 500.0
+    assert turns.begins_to_end()
+    assert turns.is_short_of_money
+    turns.money_ends_at = time.monotonic() - 1.0
+    assert turns.is_over
+    assert not turns.was_closed, "nobody else terminates the machine"
+    assert turns.last_words == "because no client came, and its budget lasts no longer"
 
 
 def look(argv: tuple[str, ...]) -> tuple[bool, bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,10 +48,29 @@ def spending(now: Now, *, budget_usd: float | None = None, told: list[Event] | N
         tell=(told if told is not None else []).append,
         stop=lambda error: None,
         clock=now,
+        wall_clock=now,
     )
 
 
 class TestSpending:
+    def test_another_process_goes_on_counting_and_knows_how_long_the_budget_lasts(self) -> None:
+        now = Now()
+        first = spending(now, budget_usd=10.0)
+        first.take(launched("a", 3.6))
+        first.take(launched("b", 3.6))
+        now.seconds = 1000.0
+        first.take(gone("b"))
+        facts = json.loads(json.dumps(first.facts()))
+        first.leave()
+        now.seconds = 2000.0
+        assert first.spent_usd == pytest.approx(2.0)
+        second = spending(now, budget_usd=10.0)
+        second.resume(facts)
+        assert second.spent_usd == pytest.approx(3.0)
+        assert second.lasts_s(100.0) == pytest.approx(6900.0)
+        second.leave()
+        assert spending(now).lasts_s(0.0) is None
+
     def test_cost_counts_by_the_second_from_launch_to_termination(self) -> None:
         now = Now()
         account = spending(now)

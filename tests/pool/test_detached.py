@@ -33,6 +33,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({"provider": SSH, "detached_for_s": 60}, 'needs a name, by which clients attach; set name="train"'),
         ({"provider": sky.Local(), "detached_for_s": 60, "name": "a"}, "not supported with local"),
         ({"provider": SSH, "nodes": 2, "detached_for_s": 60, "name": "a"}, 'several nodes is on Ray; set engine="ray"'),
+        ({"provider": sky.AWS(), "nodes": 2, "detached_for_s": 60, "name": "a"}, "rented machines has one node so far"),
         ({"provider": SSH, "nodes": (1, 2), "detached_for_s": 60, "name": "a"}, "has a fixed number of nodes so far"),
         ({"provider": SSH, "idle_timeout_s": 9, "detached_for_s": 60, "name": "a"}, "omit idle_timeout_s"),
         (
@@ -101,6 +102,9 @@ def test_a_file_of_a_pool_is_private_and_makes_it_known_elsewhere(
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     with pytest.raises(UsageError, match="file='.*': exists already"):
         export("train", file)
+    detached.record(a_pool(pool="rented-1f2e3d4c", name="rented", spending={"ended_usd": 0.0, "running": {}}))
+    with pytest.raises(UsageError, match="rented has rented machines, to which only this machine attaches"):
+        export("rented", tmp_path / "rented.pool")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
     pool = adopt(file)
     assert pool.key == "secret"

@@ -7,6 +7,8 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from skyward.providers.user_data import LEASE_FILE, boot_script
 from tests.waiting import lines_of, until
 
@@ -16,7 +18,10 @@ def program(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-def test_a_machine_whose_disk_and_service_manager_hang_powers_itself_off(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("lease_s", "text"), [("0", ""), ("600", "the pool has ended")])
+def test_a_machine_whose_disk_and_service_manager_hang_powers_itself_off(
+    tmp_path: Path, lease_s: str, text: str
+) -> None:
     script = boot_script(lease_s=600)
     watchdog = script.partition("watchdog <<'END'\n")[2].partition("END\n")[0]
     harmless = watchdog.replace(LEASE_FILE, str(tmp_path / "lease")).replace("/proc/sysrq-trigger", "sysrq")
@@ -26,8 +31,9 @@ def test_a_machine_whose_disk_and_service_manager_hang_powers_itself_off(tmp_pat
         program(tmp_path / name, f"echo {name} >>{tmp_path}/called; exec /bin/sleep 100")
     program(tmp_path / "sleep", "exec /bin/sleep 0.05")  # time passes quickly
     program(tmp_path / "watchdog", harmless)
+    (tmp_path / "lease").write_text(text)
     process = subprocess.Popen(
-        [tmp_path / "watchdog", "0"],
+        [tmp_path / "watchdog", lease_s],
         cwd=tmp_path,
         env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
         start_new_session=True,

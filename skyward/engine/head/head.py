@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import os
 import pickle
 import resource
@@ -216,6 +217,7 @@ class Head:
         turns = self.turns
         turns.sessions, turns.detached_for_s = before["sessions"] + 1, before["detached_for_s"]
         turns.goes_alone = before.get("goes_alone", False)
+        turns.money_ends_at = before.get("money_ends_at", math.inf)
         self._token_before, turns.who = before["token"], before["who"]
         with contextlib.suppress(UsageError):  # the disk is full; only one more death would miss this number
             self._note(sessions=turns.sessions)
@@ -309,7 +311,9 @@ class Head:
 
     def _warn(self, left_s: float) -> None:
         """Send the client, who may be away, an event. `_emit` would drop it while nobody is there."""
-        event = DetachmentWarning(detached_for_s=self.turns.detached_for_s, seconds_left=left_s)
+        event = DetachmentWarning(
+            detached_for_s=self.turns.detached_for_s, seconds_left=left_s, is_budget=self.turns.is_short_of_money
+        )
         self._tell_in_pieces(FrameKind.EVENT, 0, dump_plain(event), RESULTS)
 
     def _end_session(self, client: ClientLink) -> None:
@@ -445,6 +449,7 @@ class Head:
             "follow": lambda number: self._of_client().follow(number),
             "resume": lambda positions: self._of_client().resume([CallPosition(*fields) for fields in positions]),
             "extend": self._extend,
+            "limit": self._limit,
             "leave": self.turns.go,
             "ray_there": self._ray_there,
             "ray_runs": lambda companions: self._note(companions=companions),
@@ -484,6 +489,12 @@ class Head:
         self._note(detached_for_s=self.turns.detached_for_s + seconds)
         self.turns.detached_for_s += seconds
         return self.turns.detached_for_s
+
+    def _limit(self, seconds: float) -> None:
+        """Let the pool go on without a client for at most this long from now, because its budget lasts no longer."""
+        ends_at = time.monotonic() + seconds
+        self._note(money_ends_at=ends_at)
+        self.turns.money_ends_at = ends_at
 
     def _end(self, answer: Answer) -> None:
         answer("ok", None)  # leaves at the end of this block of the ledger, before anything is closed

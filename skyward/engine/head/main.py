@@ -6,7 +6,8 @@ Standard output gets one line: the path of the socket, or the reason why there i
 or keeper asks for that, and when both have been away for longer than the lease. That of a detached pool renews its own
 lease, and ends when no client came for `detached_for_s`. A head that its client has started on its own machine ends
 with its standard input. Any other has a watchdog (`node.agent.watchdog`), which ends it with all
-processes below it. That of a detached pool starts it again when it was killed, and it goes on from its journal.
+processes below it. That of a detached pool starts it again when it was killed, and it goes on from its journal. A head
+that ends without its client lets a rented machine power itself off.
 """
 
 from __future__ import annotations
@@ -92,7 +93,16 @@ def _run(config: HeadConfig, listener: socket.socket, path: str, lease: Lease | 
         write_last_words(config.folder, turns.last_words)
     door.close()
     head.close()
+    if not turns.was_closed:
+        _give_back(config.lease_file)
     return 0
+
+
+def _give_back(lease_file: str) -> None:
+    """Let a rented machine power itself off now, because no client is there to terminate it."""
+    if lease_file:
+        with contextlib.suppress(OSError), open(lease_file, "w", encoding="ascii") as file:  # its lease ends it, later
+            file.write("the pool has ended\n")
 
 
 def _wait_for_end(ended: threading.Event) -> None:

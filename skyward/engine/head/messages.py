@@ -42,6 +42,8 @@ class HeadConfig:
     """Seconds before the end of a detached pool at which it warns."""
     attach_key: str = field(default="", repr=False)
     """Secret by which another client of a detached pool proves that it may attach."""
+    lease_file: str = ""
+    """File on a rented machine: text in it powers the machine off. Empty: the machine goes on after the pool."""
 
 
 class CallMessage(NamedTuple):

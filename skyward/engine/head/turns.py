@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import math
 import threading
 import time
 from typing import Any
@@ -32,6 +33,10 @@ class ClientTurns:
         self.detached_for_s = config.detached_for_s
         self.is_ending = False
         """Whether a detached pool has warned of its end, which has not been averted."""
+        self.money_ends_at = math.inf
+        """Time, by the monotonic clock, at which a pool without a client must end so that its budget suffices."""
+        self.is_short_of_money = False
+        """Whether the budget was the reason of the last warning."""
         self.goes_alone = False
         """Whether a detached pool can go on without a client: its head reaches all nodes by itself."""
         self._is_orphan = False
@@ -106,13 +111,18 @@ class ClientTurns:
 
     @property
     def left_s(self) -> float:
-        """Seconds that the pool goes on without a client."""
-        return max(0.0, self.detached_for_s - (0.0 if self.is_taken else time.monotonic() - self.contact_at))
+        """Seconds that the pool goes on without a client: as long as it may, and its budget lasts."""
+        now = time.monotonic()
+        alone_s = 0.0 if self.is_taken else now - self.contact_at
+        return max(0.0, min(self.detached_for_s - alone_s, self.money_ends_at - now))
 
     def begins_to_end(self) -> bool:
         """Return, once, whether a detached pool will end soon because no client is there."""
         was_ending = self.is_ending
-        self.is_ending = self.is_detached and bool(self.sessions) and self.left_s <= self._config.warning_s
+        is_alone = self.is_detached and bool(self.sessions) and not self.is_taken  # a client sees to its own budget
+        self.is_ending = is_alone and self.left_s <= self._config.warning_s
+        if self.is_ending:
+            self.is_short_of_money = self.money_ends_at < self.contact_at + self.detached_for_s
         return self.is_ending and not was_ending
 
     @property
@@ -120,6 +130,8 @@ class ClientTurns:
         """Return whether client and keeper have been away for longer than the lease, or than a detached pool lasts."""
         client = self.client
         if self.is_detached and self.goes_alone:
+            if not self.is_taken and time.monotonic() > self.money_ends_at:
+                return bool(self.sessions)
             # A client that is linked may be silent for long: it holds its GIL, or its machine sleeps.
             limit_s = max(self.detached_for_s, self._config.lease_s if self.is_linked else 0.0)
             return bool(self.sessions) and time.monotonic() - self.contact_at > limit_s
@@ -140,10 +152,17 @@ class ClientTurns:
         self.ended.set()
 
     @property
+    def was_closed(self) -> bool:
+        """Return whether a client has asked for the end, and sees to the machines itself."""
+        return self.ended.is_set() and not self._is_orphan
+
+    @property
     def last_words(self) -> str:
         """Reason of the end."""
         if self._is_orphan or not (self.goes_alone or self.ended.is_set()):
             return "because its program died before Ray joined its nodes"
         if self.ended.is_set():
             return "because its program closed it"
+        if time.monotonic() > self.money_ends_at:
+            return "because no client came, and its budget lasts no longer"
         return f"because no client came for {duration(self.detached_for_s)}"
