@@ -13,9 +13,6 @@ from pathlib import Path
 
 from tests.few_modules import LEAN
 
-LEAN_MODULES = ("specified_samples",)
-"""The frameworks of all other modules find everything that is installed."""
-
 
 def run_checks(checks: dict[str, Callable[[], None]], wanted: list[str]) -> None:
     """Run the checks that are named, or all, and write name, failure (None: passed) and seconds of each."""
@@ -34,12 +31,13 @@ def run_checks(checks: dict[str, Callable[[], None]], wanted: list[str]) -> None
 def failures_of(module: str, timeout_s: float) -> dict[str, str | None]:
     """Run a module of checks in a separate process and return each check's failure by its name.
 
-    One process runs all of them, because importing torch, JAX and Keras takes longer than the checks.
+    One process runs all of them, because importing torch, JAX and Keras takes longer than the checks. Some examples run
+    with frameworks that find everything that is installed (tests/test_examples.py).
     """
     done = subprocess.run(
         [sys.executable, "-m", f"tests.acceptance.{module}"],
         cwd=Path(__file__).parents[2],
-        env=os.environ | ({"PYTHONPATH": str(LEAN)} if module in LEAN_MODULES else {}),
+        env={**os.environ, "PYTHONPATH": str(LEAN)},
         capture_output=True,
         text=True,
         timeout=timeout_s,
