@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 
@@ -59,6 +59,8 @@ class _Pending:
 
     key: UpdateKey
     sent: SentFragment
+    may_have_arrived: bool = True
+    """Whether the server may know it. Then it is asked first, because a delta is large."""
 
 
 class DiLoCoWorker:
@@ -406,7 +408,7 @@ class DiLoCoWorker:
         sent.rows = self.hand.rows_after(self._delay, self._counts["local_step"])
         sent.tokens = self._tokens
         sent.figures = self._figures() | self._losses.take()
-        return _Pending(key, sent)
+        return _Pending(key, sent, may_have_arrived=False)
 
     def _figures(self) -> dict[str, float]:
         return {
@@ -427,10 +429,13 @@ class DiLoCoWorker:
                 raise ServerUnreachable("the worker has stopped")
             if left <= 0:
                 raise ServerUnreachable(f"no answer within timeout={self._timeout_s:g} s: a worker is slow or gone")
-            answer = self._client.answer(pending.key, self._session, wait_s=min(left, LONG_POLL_S))
+            answer: ArrayFrame | Literal["unknown"] | None = "unknown"
+            if pending.may_have_arrived:
+                answer = self._client.answer(pending.key, self._session, wait_s=min(left, LONG_POLL_S))
             if isinstance(answer, ArrayFrame):
                 return answer
             if answer == "unknown":
+                pending.may_have_arrived = True
                 try:
                     self._send(pending)
                 except WorkerRefused as refusal:

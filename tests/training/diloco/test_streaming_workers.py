@@ -259,7 +259,7 @@ def test_training_goes_on_while_a_fragment_travels() -> None:
             until(lambda: "PUT /updates" in line.begun)
             assert server.status()["round"] == streaming.sync_metrics["diloco/sync_count"] == 0
             gate.set()
-            until(lambda: line.ended.count("GET /answers") == 2)  # the first one was that its delta is unknown
+            until(lambda: "GET /answers" in line.ended)
             asked = list(line.begun)
             step(model, optimizer, 6)
             assert streaming.sync_metrics["diloco/sync_count"] == 1
