@@ -54,6 +54,27 @@ def test_averaging_gives_the_mean_of_parameters_and_buffers() -> None:
     assert are_equal(state_of(models[0]), state_of(models[1]))
 
 
+def test_averaging_after_each_step_is_exact() -> None:
+    """H=1, rate 1, no momentum: the mean of the workers' parameters to the bit. No sum of eighths rounds."""
+    changes = torch.randint(-64, 64, (2, 5, 4), generator=torch.Generator().manual_seed(0)) / 8
+    models = [torch.nn.Linear(4, 1, bias=False) for _ in changes]
+    first = torch.nn.Linear(4, 1, bias=False)
+    torch.nn.init.zeros_(first.weight)
+
+    def change(n: int) -> None:
+        with worker_of(server, models[n], None, str(n), sync_every=1) as worker:
+            for by in changes[n]:
+                with torch.no_grad():
+                    models[n].weight += by
+                worker.count_step()
+
+    with serving(first, num_workers=2, outer_optimizer=averaging()) as server:
+        together(*(partial(change, n) for n in (0, 1)))
+        assert server.status()["round"] == 5
+    for model in models:
+        assert model.weight[0].tolist() == changes.mean(0).sum(0).tolist()
+
+
 def test_answers_in_bfloat16_keep_all_workers_equal_to_the_bit() -> None:
     models = [make_model(), make_model()]
     with serving(make_model(), num_workers=2, bf16_answers=True) as server:
