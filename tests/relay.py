@@ -1,8 +1,9 @@
-"""A line that can be made long, stopped and broken, in a separate process: of TCP, or around a command.
+"""A line that can be made long, narrow, stopped and broken, in a separate process: of TCP, or around a command.
 
 Bytes arrive `delay_s` after they were sent, in both directions, so a round trip takes twice that.
 
-For TCP, `Relay` starts it. Opening a connection takes no delay, because the relay's own kernel accepts at once.
+For TCP, `Relay` starts it. Opening a connection takes no delay, because the relay's own kernel accepts at once. With
+`has_handshakes` the first bytes wait for the round trip that opening would have taken.
 
 Around a command, it passes on the command's standard input and output:
 
@@ -34,14 +35,34 @@ __all__ = ["Relay"]
 ROOT = Path(__file__).parent.parent
 _PIECE = 256 * 1024
 _ON_THE_WAY = 64 * 2**20  # bytes in one direction: enough for 1 GB/s and a round trip of 100 ms
+_PACKET = 1500  # bytes
+_PIECE_S, _QUEUE_S = 0.005, 0.1  # of a narrow line: time of one piece, which arrives whole, and of those that wait
 
 
 class Relay:
-    """A relay in front of `target`: connect to `host` and `port` instead. It needs no root. `close` ends it."""
+    """A relay in front of `target`: connect to `host` and `port` instead. It needs no root. `close` ends it.
 
-    def __init__(self, target: tuple[str, int], *, delay_s: float = 0.0, listen: str = "127.0.0.1") -> None:
+    Args:
+        target: Host and port that it connects to.
+        delay_s: See `set_delay`.
+        bytes_per_s: Bytes per second in each direction, which all connections share; 0: unlimited.
+        has_handshakes: Whether the first bytes of a connection wait for a round trip.
+        listen: Address to listen on.
+        port: Port to listen on; 0: any free one.
+    """
+
+    def __init__(
+        self,
+        target: tuple[str, int],
+        *,
+        delay_s: float = 0.0,
+        bytes_per_s: float = 0.0,
+        has_handshakes: bool = False,
+        listen: str = "127.0.0.1",
+        port: int = 0,
+    ) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.relay", json.dumps([listen, *target])],
+            [sys.executable, "-m", "tests.relay", json.dumps([listen, *target, port])],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -51,6 +72,8 @@ class Relay:
         self.host = listen
         self.port = int(self.process.stdout.readline())
         self.set_delay(delay_s)
+        self._tell("bytes_per_s", bytes_per_s)
+        self._tell("has_handshakes", has_handshakes)
 
     def set_delay(self, delay_s: float) -> None:
         """Set how long bytes travel in one direction, for later bytes."""
@@ -92,6 +115,10 @@ class Relay:
         """Return the number of open connections."""
         return self._tell("count", True)
 
+    def count_bytes(self) -> int:
+        """Return the number of bytes so far, in both directions."""
+        return self._tell("bytes", True)
+
     def close(self) -> None:
         """End the relay and all its connections. Idempotent."""
         if self.process.poll() is None:
@@ -118,25 +145,56 @@ class Relay:
         self.close()
 
 
+class _Wire:
+    """One direction of a line, which all connections share."""
+
+    def __init__(self, delay_s: float = 0.0) -> None:
+        self.delay_s = delay_s
+        self.bytes_per_s = 0.0
+        self.carried = 0
+        self._is_free_at = 0.0
+
+    def arrival(self, size: int, not_before: float) -> float:
+        """Take in bytes, and return when they arrive."""
+        self.carried += size
+        begin = max(time.monotonic(), not_before)
+        if self.bytes_per_s:
+            self._is_free_at = begin = max(begin, self._is_free_at) + size / self.bytes_per_s
+        return begin + self.delay_s
+
+    @property
+    def piece(self) -> int:
+        """Most bytes of one piece."""
+        return min(_PIECE, int(_PACKET + self.bytes_per_s * _PIECE_S)) if self.bytes_per_s else _PIECE
+
+    @property
+    def on_the_way(self) -> int:
+        """Most bytes of one connection."""
+        narrow = _PACKET + self.bytes_per_s * (self.delay_s + _QUEUE_S)
+        return min(_ON_THE_WAY, int(narrow)) if self.bytes_per_s else _ON_THE_WAY
+
+
 class _Direction:
     """Bytes on their way from one descriptor to another, each piece with the time when it is due.
 
     `shut` is called when the source has ended and all bytes have arrived.
     """
 
-    def __init__(self, source: int, sink: int, shut: Callable[[], object]) -> None:
-        self.source, self.sink = source, sink
+    def __init__(
+        self, source: int, sink: int, shut: Callable[[], object], wire: _Wire, *, opens_at: float = 0.0
+    ) -> None:
+        self.source, self.sink, self._wire, self._opens_at = source, sink, wire, opens_at
         self.pieces: deque[tuple[float, memoryview]] = deque()  # an empty piece: the source has ended
         self.size = 0
         self.has_ended = False
         self.is_done = False
         self._shut = shut
 
-    def read(self, delay_s: float) -> None:
-        piece = os.read(self.source, _PIECE)
+    def read(self) -> None:
+        piece = os.read(self.source, self._wire.piece)
         self.has_ended = not piece
         self.size += len(piece)
-        self.pieces.append((time.monotonic() + delay_s, memoryview(piece)))
+        self.pieces.append((self._wire.arrival(len(piece), self._opens_at), memoryview(piece)))
 
     def write(self) -> None:
         """Pass on the due pieces, as far as the sink takes them."""
@@ -156,7 +214,7 @@ class _Direction:
 
     @property
     def takes_more(self) -> bool:
-        return not self.has_ended and self.size < _ON_THE_WAY
+        return not self.has_ended and self.size < self._wire.on_the_way
 
     def due(self) -> float:
         """Return when the next piece is due; infinite if there is none."""
@@ -171,7 +229,7 @@ class _Connection:
         self.end = end
 
 
-def _of_sockets(near: socket.socket, far: socket.socket) -> _Connection:
+def _of_sockets(near: socket.socket, far: socket.socket, wires: tuple[_Wire, _Wire], opens_at: float) -> _Connection:
     def end(is_reset: bool) -> None:
         for each in (near, far):
             if is_reset:
@@ -181,8 +239,9 @@ def _of_sockets(near: socket.socket, far: socket.socket) -> _Connection:
     for each in (near, far):
         each.setblocking(False)
         each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    there = _Direction(near.fileno(), far.fileno(), lambda: far.shutdown(socket.SHUT_WR))
-    back = _Direction(far.fileno(), near.fileno(), lambda: near.shutdown(socket.SHUT_WR))
+    out, home = wires
+    there = _Direction(near.fileno(), far.fileno(), lambda: far.shutdown(socket.SHUT_WR), out, opens_at=opens_at)
+    back = _Direction(far.fileno(), near.fileno(), lambda: near.shutdown(socket.SHUT_WR), home)
     return _Connection((there, back), end)
 
 
@@ -190,7 +249,7 @@ class _Lines:
     """Connections, and the loop that moves their bytes."""
 
     def __init__(self, delay_s: float = 0.0) -> None:
-        self.delay_s = delay_s
+        self.wires = _Wire(delay_s), _Wire(delay_s)
         self.connections: set[_Connection] = set()
 
     def register(self, selector: selectors.BaseSelector) -> float | None:
@@ -219,7 +278,7 @@ class _Lines:
             for direction in connection.directions:
                 if events & selectors.EVENT_READ and direction.source == fd:
                     with suppress(BlockingIOError):
-                        direction.read(self.delay_s)
+                        direction.read()
                 # Even without a delay the piece goes out in the next round, which costs microseconds.
                 if events & selectors.EVENT_WRITE and direction.sink == fd:
                     with suppress(BlockingIOError):
@@ -237,12 +296,12 @@ class _Lines:
 class _Tcp:
     """The process: one thread, which moves the bytes and obeys the lines on standard input."""
 
-    def __init__(self, listen: str, host: str, port: int) -> None:
-        self.listen, self.target = listen, (host, port)
+    def __init__(self, listen: str, host: str, target_port: int, port: int) -> None:
+        self.listen, self.target = listen, (host, target_port)
         self.lines = _Lines()
-        self.is_stalled = False
+        self.is_stalled = self.has_handshakes = False
         self.listener: socket.socket | None = None
-        self.port = 0
+        self.port = port
         self.open()
 
     def open(self) -> None:
@@ -276,7 +335,8 @@ class _Tcp:
         assert self.listener is not None
         near, _ = self.listener.accept()
         far = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        connection = _of_sockets(near, far)
+        round_trip_s = sum(wire.delay_s for wire in self.lines.wires) if self.has_handshakes else 0.0
+        connection = _of_sockets(near, far, self.lines.wires, time.monotonic() + round_trip_s)
         far.connect_ex(self.target)
         self.lines.connections.add(connection)
 
@@ -289,11 +349,13 @@ class _Tcp:
         elif what == "reset":
             for connection in list(self.lines.connections):
                 self.lines.end(connection, is_reset=True)
-        elif what == "delay_s":
-            self.lines.delay_s = value
-        elif what == "is_stalled":
-            self.is_stalled = value
-        print(len(self.lines.connections), flush=True)
+        elif what in ("delay_s", "bytes_per_s"):
+            for wire in self.lines.wires:
+                setattr(wire, what, value)
+        elif what in ("is_stalled", "has_handshakes"):
+            setattr(self, what, value)
+        carried = sum(wire.carried for wire in self.lines.wires)
+        print(carried if what == "bytes" else len(self.lines.connections), flush=True)
         return True
 
 
@@ -309,9 +371,9 @@ def _around(folder: str, delay_s: float, command: list[str]) -> int:
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
     assert process.stdin is not None
     assert process.stdout is not None
-    there = _Direction(0, process.stdin.fileno(), process.stdin.close)
-    back = _Direction(process.stdout.fileno(), 1, lambda: os.close(1))
     lines = _Lines(delay_s)
+    there = _Direction(0, process.stdin.fileno(), process.stdin.close, lines.wires[0])
+    back = _Direction(process.stdout.fileno(), 1, lambda: os.close(1), lines.wires[1])
     lines.connections.add(_Connection((there, back), lambda is_reset: is_reset and os._exit(1)))
     for fd in (there.source, there.sink, back.source, back.sink):
         os.set_blocking(fd, False)

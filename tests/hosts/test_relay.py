@@ -66,6 +66,25 @@ def test_a_round_trip_takes_twice_the_delay(relay: NewRelay, echo: int) -> None:
         assert min(_round_trip_s(connection) for _ in range(20)) < 0.05
 
 
+def test_a_narrow_line_takes_its_time_for_each_byte_and_counts_them(echo: int) -> None:
+    with Relay(("127.0.0.1", echo), bytes_per_s=250_000) as line, _connect(line) as connection:
+        begun = time.perf_counter()
+        connection.sendall(bytes(50_000))
+        received = 0
+        while received < 50_000:
+            received += len(connection.recv(1 << 20))
+        assert time.perf_counter() - begun >= 0.2
+        assert line.count_bytes() == 100_000
+
+
+def test_opening_takes_a_round_trip_on_request(echo: int) -> None:
+    with (
+        Relay(("127.0.0.1", echo), delay_s=0.1, has_handshakes=True) as line,
+        _connect(line) as connection,
+    ):
+        assert _round_trip_s(connection) >= 0.3
+
+
 def test_a_long_line_is_not_a_narrow_one(relay: NewRelay, echo: int) -> None:
     size = 64 * 2**20
 
