@@ -18,8 +18,11 @@ from .compression import BLOCK
 from .frames import BUFFER_PREFIX, ArrayFrame
 from .tensors import FlatTensors
 
-CHUNK = 2**11 * BLOCK
-"""Values of a chunk: a MiB of float32 for each worker. Whole blocks, so that compressed arrays can be cut there."""
+CHUNK = 255 * BLOCK
+"""Values of a chunk: 128 KiB of float32 for each worker. Whole blocks, so that compressed arrays can be cut there.
+
+torch shares arrays of 2**15 values between threads, which wait for each other with busy processors.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
