@@ -52,15 +52,20 @@ def _children() -> dict[int, list[tuple[int, str]]]:
 
 def pss_mib(pids: list[int]) -> float:
     """Return the proportional memory of these processes: a page shared by n of them counts once, not n times."""
-    return sum(_pss_kib(pid) for pid in pids) / 1024
+    return sum(_pss_kib(pid, "Pss:") for pid in pids) / 1024
 
 
-def _pss_kib(pid: int) -> int:
+def anonymous_mib(pid: int) -> float:
+    """Return the memory of a process that belongs to no file, in MiB."""
+    return _pss_kib(pid, "Pss_Anon:") / 1024
+
+
+def _pss_kib(pid: int, entry: str) -> int:
     try:
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:
         return 0  # it ended in the meantime
-    return next((int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")), 0)
+    return next((int(line.split()[1]) for line in rollup.splitlines() if line.startswith(entry)), 0)
 
 
 def cpu_seconds(pids: list[int]) -> float:
