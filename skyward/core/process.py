@@ -18,8 +18,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 def collect_rarely() -> None:
     """Look for garbage less often in this process, which is ours alone.
 
-    Imports make many objects that stay. To look through them over and over takes a tenth of the start of a hub. Our own
-    code creates hardly any cycles.
+    Imports make many objects that stay. To look through them over and over takes a twentieth of the start of a hub. Our
+    own code creates hardly any cycles.
     """
     gc.set_threshold(50_000, 10, 10)
 
