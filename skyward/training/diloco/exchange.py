@@ -19,7 +19,7 @@ import math
 import mmap
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from tempfile import TemporaryFile
 from typing import IO, Any, Literal, NamedTuple
@@ -38,8 +38,8 @@ from .refusal import RefusalKind, WorkerRefused
 from .rounds import ClosedRound, Rounds, UpdateAnswer, UpdateKey
 from .saves import ServerSaves
 from .schedule import local_steps, split_parameters
-from .summary import DeltaSummary, summarize
-from .tensors import to_tensors
+from .summary import CHUNK, DeltaSummary, summarize
+from .tensors import FlatTensors, to_tensors
 
 KEPT_BUFFERS = 64
 """Number of asynchronous rounds whose buffers are kept. An update with an older base leaves the buffers alone."""
@@ -474,17 +474,17 @@ class DeltaExchange:
         if self._tensors is None:
             raise UsageError(f"worker={worker!r}: sent a delta, and there is no model yet; offer the parameters first")
         frame, norm = _mapped(file), math.nan
-        delta, rows = to_tensors(frame), _count_in(frame, "rows", default=0)
+        delta, rows = FlatTensors(frame), _count_in(frame, "rows", default=0)
         weight = {"samples": rows, "tokens": _count_in(frame, "tokens", default=0)}.get(self._weighting, 1)
         figures = figures_in(frame.metadata)
         if isinstance(self._rounds, AsyncRounds):
             self._buffer_rounds[worker] = _count_in(frame, "fragment_round", default=key.base_round)
         try:
-            check_shapes(worker, delta, self._sent_by(key))
+            check_shapes(worker, {name: Shaped(shape) for name, shape in delta.shapes.items()}, self._sent_by(key))
             _check_weight(worker, self._weighting, weight)
-            norm = delta_norm(_part(delta, is_buffers=False))
+            norm = delta_norm(_parts(delta, are_buffers=False))
             # Buffers are checked for finite values only: running variances grow with the data.
-            is_finite = math.isfinite(delta_norm(_part(delta, is_buffers=True)))
+            is_finite = math.isfinite(delta_norm(_parts(delta, are_buffers=True)))
             with self._lock:
                 self._guards[self._fragment_of(key)].check(worker, norm if is_finite else math.nan)
         except WorkerRefused as refusal:
@@ -676,6 +676,14 @@ def check_same_model(given: Mapping[str, torch.Tensor], saved: Mapping[str, torc
 
 def _part(tensors: Mapping[str, torch.Tensor], *, is_buffers: bool) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in tensors.items() if name.startswith(BUFFER_PREFIX) == is_buffers}
+
+
+def _parts(delta: FlatTensors, *, are_buffers: bool) -> Iterator[torch.Tensor]:
+    """Return all values, a chunk after another: of deltas that arrive at once, none is copied as a whole."""
+    for name, shape in delta.shapes.items():
+        if name.startswith(BUFFER_PREFIX) == are_buffers:
+            for begin in range(0, math.prod(shape), CHUNK):
+                yield delta.part(name, slice(begin, begin + CHUNK))
 
 
 def _check_weight(worker: str, weighting: str, weight: int) -> None:

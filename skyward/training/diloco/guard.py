@@ -42,13 +42,13 @@ def _differs(array: Array, parameter: Array | None) -> bool:
     return parameter is not None and tuple(array.shape) != tuple(parameter.shape)
 
 
-def delta_norm(delta: Mapping[str, Array]) -> float:
+def delta_norm(arrays: Iterable[Array]) -> float:
     """Return the Euclidean norm of all arrays of a delta together. It is not finite if any element is not.
 
     Args:
-        delta: Arrays of any shapes, float32 or float64: norms of float16 would overflow.
+        arrays: Arrays of any shapes, float32 or float64: norms of float16 would overflow.
     """
-    return math.hypot(*map(norm_of, delta.values()))
+    return math.hypot(*map(norm_of, arrays))
 
 
 class NormGuard:

@@ -59,13 +59,17 @@ def to_tensors(frame: ArrayFrame) -> dict[str, torch.Tensor]:
 
 
 def _tensor(name: str, array: WireArray) -> torch.Tensor:
-    if array.dtype not in _DTYPES:
-        raise UsageError(f"frame: {name!r} has the dtype {array.dtype}, and nothing says what it means; send F32")
+    _check_dtype(name, array)
     if array.data.nbytes:
         tensor = torch.frombuffer(array.data, dtype=_DTYPES[array.dtype]).reshape(array.shape)
     else:
         tensor = torch.empty(array.shape)
     return tensor.float()
+
+
+def _check_dtype(name: str, array: WireArray) -> None:
+    if array.dtype not in _DTYPES:
+        raise UsageError(f"frame: {name!r} has the dtype {array.dtype}, and nothing says what it means; send F32")
 
 
 class FlatTensors:
@@ -82,6 +86,7 @@ class FlatTensors:
             if name in self._compressed:
                 self.shapes[name] = self._compressed[name].shape
             elif name.removeprefix(SCALE_PREFIX) not in self._compressed:
+                _check_dtype(name, array)
                 self.shapes[name] = array.shape
 
     def part(self, name: str, chunk: slice) -> torch.Tensor:
