@@ -6,8 +6,9 @@ import asyncio
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -107,25 +108,31 @@ def test_a_server_that_does_not_lead_stops(postgres: PostgresServer, postgres_te
 
 
 def test_a_server_that_stands_still_in_a_transaction_delays_the_others_for_a_while_only(
-    postgres: PostgresServer, postgres_template: str, monkeypatch: pytest.MonkeyPatch
+    postgres: PostgresServer, postgres_template: str
 ) -> None:
-    monkeypatch.setattr(writer, "IDLE_S", 3.0)
     url = postgres.new_database(postgres_template)
     still, other = Database(url), Database(url)
-    is_inside, may_go_on = threading.Event(), threading.Event()
+    limit: Future[str] = Future()
+    others_have_looked, may_go_on = threading.Event(), threading.Event()
 
     def stand_still(tx: Transaction) -> None:
         take_lease(tx, "periodic", "still", 60_000)
         mark(tx)  # holds the end of the audit
-        is_inside.set()
-        may_go_on.wait()
+        limit.set_result(tx.execute("SHOW idle_in_transaction_session_timeout").fetchone()[0])
+        others_have_looked.wait(60)
+        tx.execute("SET LOCAL idle_in_transaction_session_timeout = '1s'")  # the rest of the limit is over
+        may_go_on.wait(60)
 
     pool = ThreadPoolExecutor(1)
     try:
         standing = pool.submit(still.write_and_wait, stand_still)
-        assert is_inside.wait(60)
+        either: list[Future[Any]] = [limit, standing]
+        wait(either, 60, FIRST_COMPLETED)
+        assert not standing.done(), standing.exception()
+        assert limit.result(0) == f"{writer.IDLE_S:.0f}s"
         leader = HubLeader(other)
         assert not asyncio.run(leader.leads())
+        others_have_looked.set()
         other.write_and_wait(mark)
         assert asyncio.run(leader.leads())
         may_go_on.set()
@@ -133,6 +140,7 @@ def test_a_server_that_stands_still_in_a_transaction_delays_the_others_for_a_whi
             standing.result(60)
         assert marks(other) == 1
     finally:
+        others_have_looked.set()
         may_go_on.set()
         pool.shutdown()
         still.close()
