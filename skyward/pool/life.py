@@ -5,6 +5,7 @@ Users hold a `ComputePool`; it holds a `PoolLife`, which starts, serves and ends
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import errno
 import logging
@@ -183,6 +184,13 @@ class PoolLife:
             self.close(cancel=True)
             raise self._ended_by
         push_active(pool)
+        atexit.register(self._tell_unclosed)
+
+    def _tell_unclosed(self) -> None:
+        """Say at the program's exit that its pool is open. The machines of a pool that is not detached end now."""
+        if self._owner == os.getpid() and self.is_active and self.detachment is None:
+            name = self.label or self.name
+            _log.warning("%s: this pool was never closed, and ends with the program; use `with`, or call close()", name)
 
     def _started(self, pool: _Pool, machines: PoolMachines, presence: Presence, initializer: bytes | None) -> Engine:
         """Launch the machines and connect to them, or leave nothing behind."""
@@ -546,6 +554,7 @@ class PoolLife:
     def _finish(self) -> None:
         """End, and tell everybody."""
         self._withdraw(pop_active)
+        atexit.unregister(self._tell_unclosed)
         with self._telling:
             try:
                 interrupts.shielded(self._end)

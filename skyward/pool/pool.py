@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import sys
 import uuid
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future as StdFuture
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
@@ -540,13 +538,6 @@ class ComputePool(PoolTarget, NodeAccess, DetachedAccess, SharedNames):
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(cancel=kind is not None)
-
-    def __del__(self) -> None:
-        life = getattr(self, "_life", None)  # missing if an option was refused
-        if life is not None and life.is_active and not sys.is_finalizing():
-            warnings.warn(f"{self!r} was never closed; use `with`, or call close()", ResourceWarning, stacklevel=2)
-            with contextlib.suppress(Exception):  # `__del__` must not raise, and the keeper ends the rest
-                self.close(cancel=True) if life.detachment is None else life.detach(limit_s=0.0)
 
     def __repr__(self) -> str:
         state = "open" if self.is_active else "closed"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -279,15 +281,19 @@ class TestLife:
         with pytest.raises(NoCapacity, match=r"vcpus=9999 exceeds the \d+ cores of this machine"):
             sky.ComputePool(sky.Local(), vcpus=9999).start()
 
-    def test_a_pool_that_was_never_closed_warns(self) -> None:
-        pool = sky.ComputePool(sky.Local(), logs=False).start()
-        pids = list(pool.agent_pids().values())
-        until(lambda: os.path.exists(f"/proc/{pids[0]}"))
-        try:
-            with pytest.warns(ResourceWarning, match="was never closed"):
-                pool.__del__()
-        finally:
-            pool.close()
+    def test_a_program_that_closes_no_pool_hears_of_it_and_leaves_nothing_behind(self) -> None:
+        script = """
+import skyward as sky
+
+closed = sky.ComputePool(sky.Local(), logs=False, name="closed").start()
+closed.close()
+pool = sky.ComputePool(sky.Local(), logs=False, name="open").start()
+print(*pool.agent_pids().values())
+"""
+        ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+        assert "open: this pool was never closed" in ended.stderr
+        assert "closed: this" not in ended.stderr
+        until(lambda: not os.path.exists(f"/proc/{ended.stdout.strip()}"))
 
 
 class TestOptions:
