@@ -7,7 +7,7 @@ import os
 import shlex
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from ..core.printable import printable
@@ -31,10 +31,13 @@ EPILOG = """\
 examples:
   skyward diloco serve --workers 2 --save-dir global
   skyward diloco serve --workers 2 --save-dir global --host 0.0.0.0 --cert server.pem
+  skyward diloco serve --workers 2 --save-dir global --token-for berlin --token-for paris
   skyward diloco status
   skyward diloco watch                   follow it in this terminal
   skyward diloco watch --page            print the link to its page
   skyward diloco kick worker-3
+  skyward diloco token add berlin        print lines for a worker with a token of its own
+  skyward diloco token revoke berlin     refuse that token, and evict the worker
   skyward diloco export model             write model/model.safetensors
   skyward diloco stop
 
@@ -45,7 +48,8 @@ from Python: skyward.training.diloco: DiLoCoServer, DiLoCoWorker
 _SERVE_DESCRIPTION = """\
 Starts a server, and prints lines to paste where workers train. It runs until Ctrl-C, SIGTERM or `skyward diloco stop`,
 saves, and ends. Started again with the same --save-dir and --port, it goes on, and its workers with it. Its token is
-that of DILOCO_TOKEN or DILOCO_TOKEN_FILE, or else a new one, which --save-dir keeps.
+that of DILOCO_TOKEN or DILOCO_TOKEN_FILE, or else a new one, which --save-dir keeps. With --token-for, each worker has
+a token of its own, which can be revoked.
 """
 
 _WATCH_DESCRIPTION = """\
@@ -53,6 +57,11 @@ Shows workers and losses as they change on a terminal (needs skyward[training]);
 change. Ctrl-C stops watching, not the server. With --page, prints a link for a browser, with the token behind its `#`:
 the page shows charts and saves, evicts and stops. A server in a pool's program (`sky.integrations.diloco`) has no
 address, so neither reaches it: that program logs its rounds.
+"""
+
+_TOKEN_DESCRIPTION = """\
+A worker's token exchanges deltas under that worker's id, and reads the status. It cannot save, evict, stop or issue
+tokens. The server keeps a hash of it in its --save-dir, so nobody can look it up later.
 """
 
 _EXPORT_DESCRIPTION = """\
@@ -75,6 +84,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     _add(actions, "save", "save the state now", "save", _save)
     kick = _add(actions, "kick", "evict a worker; it may join again", "kick worker-3", _kick)
     kick.add_argument("worker", help="id of the worker; see `skyward diloco status`")
+    _add_token(add_command(actions, "token", "give workers tokens of their own", "diloco token add berlin"))
     _add(actions, "stop", "save, and end the server; workers train on alone", "stop", _stop)
     export = _add(actions, "export", "write the global model for from_pretrained", "export model", _export)
     export.description = _EXPORT_DESCRIPTION
@@ -90,6 +100,17 @@ def _add(
     own.add_argument("--server", metavar="ADDR", help="address of the server (default: DILOCO_SERVER)")
     own.set_defaults(run=_reporting(act))
     return own
+
+
+def _add_token(own: argparse.ArgumentParser) -> None:
+    own.description = _TOKEN_DESCRIPTION
+    actions = own.add_subparsers(title="actions", metavar="ACTION")
+    for name, text, act in (
+        ("add", "make a token, and print lines to paste where its worker trains", _add_worker_token),
+        ("revoke", "refuse a worker's token from now on, and evict the worker", _revoke_worker_token),
+    ):
+        _add(actions, name, text, f"token {name} berlin", act).add_argument("worker", help="id of the worker")
+    _add(actions, "list", "show which workers have tokens", "token list", _list_worker_tokens)
 
 
 def _add_serve(own: argparse.ArgumentParser) -> None:
@@ -109,6 +130,13 @@ def _add_serve(own: argparse.ArgumentParser) -> None:
     )
     own.add_argument("--port", type=int, metavar="N", help="port (default: the first free one from 8512 on)")
     own.add_argument("--cert", metavar="FILE", help="PEM file with the certificate for TLS and its key")
+    own.add_argument(
+        "--token-for",
+        action="append",
+        default=[],
+        metavar="WORKER",
+        help="give a worker a token of its own, unless it has one; repeat it for more workers",
+    )
     own.add_argument(
         "--heartbeat-timeout",
         type=float,
@@ -209,14 +237,30 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _welcome(server: DiLoCoServer, arguments: argparse.Namespace) -> list[str]:
+    workers = list(dict.fromkeys(arguments.token_for))
+    environment = _environment(server, arguments)
     saves = "no saves" if arguments.save_dir is None else f"saves in {os.path.abspath(arguments.save_dir)}"
     lines = [f"skyward diloco at {server.address}, {saves} (Ctrl-C stops it)", ""]
-    lines += ["Paste these lines where workers train:"]
-    lines += [f"  export {name}={shlex.quote(value)}" for name, value in _environment(server, arguments).items()]
+    lines += _exports("you manage it. Their token may do everything" if workers else "workers train", environment)
+    environment.pop("DILOCO_TOKEN_FILE", None)
+    for worker in workers:
+        if server.tokens.get(worker):
+            lines += ["", f"{worker} has its token; `skyward diloco token revoke` and `add` make a new one."]
+        else:
+            lines += ["", *_exports(f"{worker} trains", environment | _own(worker, server.add_token(worker)))]
     lines += ["", "Watch it with `skyward diloco watch`; `skyward diloco watch --page` prints the link to its page."]
     if arguments.cert is not None:
         lines += ["", "DILOCO_CA is a file with the certificate, without the key.", "Copy it to each worker's machine."]
     return lines
+
+
+def _exports(where: str, environment: Mapping[str, str]) -> list[str]:
+    lines = [f"  export {name}={shlex.quote(value)}" for name, value in environment.items()]
+    return [f"Paste these lines where {where}:", *lines]
+
+
+def _own(worker: str, token: str) -> dict[str, str]:
+    return {"DILOCO_TOKEN": token, "DILOCO_WORKER_ID": worker}
 
 
 def _environment(server: DiLoCoServer, arguments: argparse.Namespace) -> dict[str, str]:
@@ -302,6 +346,33 @@ def _kick(arguments: argparse.Namespace) -> int:
         complain(f"worker={arguments.worker!r}: is not present; see `skyward diloco status`")
         return 1
     print(f"{arguments.worker}: evicted")
+    return 0
+
+
+def _add_worker_token(arguments: argparse.Namespace) -> int:
+    client = _client(arguments)
+    answer = client.ask("/tokens/add", {"worker": arguments.worker})
+    environment = {"DILOCO_SERVER": client.name, **_own(arguments.worker, answer["token"])}
+    if os.environ.get("DILOCO_CA"):
+        environment["DILOCO_CA"] = os.environ["DILOCO_CA"]
+    print("\n".join(_exports(f"{arguments.worker} trains. The token is not shown again", environment)))
+    if not answer["are_kept"]:
+        print("It lasts until the server ends, because that one has no folder on its machine for its saves.")
+    return 0
+
+
+def _revoke_worker_token(arguments: argparse.Namespace) -> int:
+    was_present = _client(arguments).ask("/tokens/revoke", {"worker": arguments.worker})["was_present"]
+    print(f"{arguments.worker}: its token is refused from now on{', and it was evicted' if was_present else ''}")
+    return 0
+
+
+def _list_worker_tokens(arguments: argparse.Namespace) -> int:
+    from .screen import table
+
+    workers = _client(arguments).ask("/tokens")["workers"]
+    rows = [(worker, "accepted" if is_accepted else "revoked") for worker, is_accepted in workers.items()]
+    print("\n".join(table(("worker", "token"), rows)) if rows else "no worker has a token of its own")
     return 0
 
 

@@ -15,6 +15,7 @@ import safetensors.torch
 
 from skyward.cli import main
 from skyward.training.diloco import DiLoCoServer
+from skyward.training.diloco.client import DiLoCoClient
 from skyward.training.diloco.report import WORKER_COLUMNS
 from tests.training.diloco.runs import TOKEN, are_equal, make_model, serving, state_of, train, worker_of
 
@@ -47,6 +48,24 @@ def test_an_operator_sees_saves_and_stops_a_server(
     assert said(capsys, "save") == f"saved: {tmp_path}/global/checkpoint-0\n"
     assert said(capsys, "stop") == "the server saves and ends\n"
     server.wait()
+
+
+def test_an_operator_gives_a_worker_a_token_and_revokes_it(
+    server: DiLoCoServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert said(capsys, "token", "list") == "no worker has a token of its own\n"
+    script = "".join(said(capsys, "token", "add", "my laptop").splitlines(keepends=True)[1:])
+    script += 'echo "$DILOCO_SERVER|$DILOCO_WORKER_ID|$DILOCO_TOKEN"'
+    pasted = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout
+    address, worker, token = pasted.strip().split("|")
+    assert (address, worker) == (server.address, "my laptop")
+    assert "worker='my laptop': has a token already" in said(capsys, "token", "add", worker, status=1)
+    with worker_of(address, make_model(), None, worker, token=token):
+        gone = "my laptop: its token is refused from now on, and it was evicted\n"
+        assert said(capsys, "token", "revoke", worker) == gone
+    assert said(capsys, "token", "list").splitlines() == ["WORKER     TOKEN", "my laptop  revoked"]
+    monkeypatch.setenv("DILOCO_TOKEN", token)
+    assert "the one of worker 'my laptop' was revoked" in said(capsys, "status", status=1)
 
 
 def test_a_link_to_the_page_has_the_token_where_browsers_do_not_send_it(
@@ -89,7 +108,7 @@ def test_serve_prints_lines_to_paste_and_saves_when_it_is_ended(tmp_path: Path) 
     folder = tmp_path / "of global models"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DILOCO_")}
     command = [sys.executable, "-m", "skyward", "diloco", "serve", "--port", "0", "--save-dir", str(folder)]
-    command += ["--quantization-bits", "4"]
+    command += ["--quantization-bits", "4", "--token-for", "a", "--token-for", "b"]
     with subprocess.Popen(
         command,
         env=environment | {"COLUMNS": "60", "TERM": "dumb"},
@@ -99,14 +118,17 @@ def test_serve_prints_lines_to_paste_and_saves_when_it_is_ended(tmp_path: Path) 
     ) as process:
         try:
             assert process.stdout is not None
-            lines = [process.stdout.readline() for _ in range(5)]
-            script = "".join(lines[3:]) + 'echo "$DILOCO_SERVER|$DILOCO_TOKEN_FILE"'
+            lines = [process.stdout.readline() for _ in range(10)]
+            script = "".join(line for line in lines if line.startswith("  export "))
+            script += 'echo "$DILOCO_SERVER|$DILOCO_TOKEN_FILE|$DILOCO_WORKER_ID|$DILOCO_TOKEN"'
             pasted = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout
-            address, file = pasted.strip().split("|")
-            assert file == str(folder / "token")
-            model = make_model()
-            with worker_of(address, model, None, "a", token=Path(file).read_text().strip()) as worker:
+            address, file, name, token = pasted.strip().split("|")
+            assert (file, name) == (str(folder / "token"), "a")
+            assert lines[6] == "Paste these lines where a trains:\n"
+            with worker_of(address, make_model(), None, name, token=token) as worker:
                 assert worker.force_sync()
+            operator = DiLoCoClient(address, token=Path(file).read_text().strip())
+            assert operator.ask("/tokens")["workers"] == {"a": True, "b": True}
             process.send_signal(signal.SIGTERM)
             shown, log = process.communicate(timeout=60)
         finally:

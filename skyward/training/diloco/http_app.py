@@ -9,20 +9,23 @@
     GET  /status                          JSON
     GET  /history?first=                  JSON: the facts about the last rounds
     POST /control/save /control/kick /control/stop
+    GET  /tokens                          JSON: workers, and whether the token of each is accepted
+    POST /tokens/add /tokens/revoke       JSON: worker
 
 An upload is answered when it has arrived, and not when its round closes. A worker then asks for the answer, and asks
 again until there is one. So a connection that breaks costs no transfer that has ended.
 
-204: not yet. 404: the delta is unknown here, send it. 409: refused, with the kind of the refusal.
+204: not yet. 401: no token that is accepted. 403: not with this token. 404: the delta is unknown here, send it. 409:
+refused, with the kind of the refusal.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -39,6 +42,7 @@ from .page_file import page_file
 from .refusal import WorkerRefused
 from .rounds import UpdateKey
 from .tensors import frame_of
+from .tokens import ServerTokens, TokenRefused
 
 MOST_JSON_BYTES = 32 * 2**20
 """Largest JSON body: the shapes of about 100,000 arrays."""
@@ -51,11 +55,17 @@ _DISCARDED_BYTES = 2**28
 """Most bytes beyond the limit of a body that are read and discarded. A connection that is closed while bytes arrive is
 reset, and the answer may be lost with it."""
 
+_SCOPE, _BEARER = "skyward.worker", b"Bearer "
+
 Handler = Callable[[Request], Awaitable[Response]]
 
 
 class _TooLarge(Exception):
     """A body over its limit."""
+
+
+class _Forbidden(TokenRefused):
+    """A request that its token does not cover."""
 
 
 class _Changes:
@@ -86,15 +96,20 @@ class DiLoCoApp:
 
     Args:
         exchange: The exchange.
-        token: Token that each request needs; None: everyone may ask.
+        tokens: Tokens, of which each request needs one; None: everyone may ask.
         stop: Called when an operator asks the server to stop.
         spool_dir: Folder for deltas that arrive; None: the system's temporary folder.
     """
 
     def __init__(
-        self, exchange: DeltaExchange, *, token: str | None, stop: Callable[[], None], spool_dir: str | None = None
+        self,
+        exchange: DeltaExchange,
+        *,
+        tokens: ServerTokens | None,
+        stop: Callable[[], None],
+        spool_dir: str | None = None,
     ) -> None:
-        self._exchange, self._stop, self._spool_dir = exchange, stop, spool_dir
+        self._exchange, self._tokens, self._stop, self._spool_dir = exchange, tokens, stop, spool_dir
         self._changes = _Changes()
         self.is_stopping = False
         exchange.watch(self._changes.tell)
@@ -110,10 +125,15 @@ class DiLoCoApp:
             Route("/history", _guarded(self._history), methods=["GET"]),
             Route("/control/{command}", _guarded(self._control), methods=["POST"]),
         ]
-        if token is None:  # no browser reaches the channels of a pool
+        if tokens is None:  # neither a browser nor a stranger reaches the channels of a pool
             self.asgi: ASGIApp = Starlette(routes=routes)
         else:
-            self.asgi = _TokenCheck(Starlette(routes=[*routes, Route("/", _page, methods=["GET"])]), token)
+            routes += [
+                Route("/", _page, methods=["GET"]),
+                Route("/tokens", _guarded(partial(self._list_tokens, tokens)), methods=["GET"]),
+                Route("/tokens/{command}", _guarded(partial(self._change_tokens, tokens)), methods=["POST"]),
+            ]
+            self.asgi = _TokenCheck(Starlette(routes=routes), tokens)
 
     def end_waits(self) -> None:
         """Answer all requests that wait, because the server stops. From any thread."""
@@ -126,18 +146,26 @@ class DiLoCoApp:
         body = await _json(request)
         layout = {name: Shaped(tuple(shape)) for name, shape in body.get("layout", {}).items()}
         base_round = body.get("base_round")
+        worker = _speaker(request, body["worker"])
         standing = await run_in_threadpool(
             self._exchange.join,
-            *(str(body["worker"]), str(body["session"])),
+            *(worker, str(body["session"])),
             base_round=None if base_round is None else int(base_round),
             layout=layout or None,
             num_fragments=int(body.get("num_fragments", 1)),
         )
+        if self._tokens is not None:
+            try:  # it may have been revoked between the check and the join
+                self._tokens.check(_bearer(request.scope))
+            except TokenRefused:
+                await run_in_threadpool(self._exchange.evict, worker)
+                raise
         return _standing(standing)
 
     async def _leave(self, request: Request) -> Response:
         body = await _json(request)
-        worker, session, has_ended = str(body["worker"]), str(body["session"]), body.get("has_ended") is True
+        worker, session = _speaker(request, body["worker"]), str(body["session"])
+        has_ended = body.get("has_ended") is True
         await run_in_threadpool(self._exchange.leave, worker, session, has_ended=has_ended)
         return Response(status_code=204)
 
@@ -146,15 +174,15 @@ class DiLoCoApp:
         figures = body.get("figures", {})
         if not isinstance(figures, dict) or len(figures) > 32:
             raise UsageError("figures: must be a table of at most 32 numbers; send fewer")
-        return _standing(
-            await run_in_threadpool(self._exchange.hear, str(body["worker"]), str(body["session"]), figures)
-        )
+        worker, session = _speaker(request, body["worker"]), str(body["session"])
+        return _standing(await run_in_threadpool(self._exchange.hear, worker, session, figures))
 
     async def _parameters(self, request: Request) -> Response:
+        worker = request.query_params.get("worker", "")
+        if worker:
+            _speaker(request, worker)
         parameters = await run_in_threadpool(self._exchange.parameters)
-        if parameters is None:
-            return Response(status_code=204)
-        return self._sent(parameters, request.query_params.get("worker", ""))
+        return Response(status_code=204) if parameters is None else self._sent(parameters, worker)
 
     async def _offer(self, request: Request) -> Response:
         limit = MOST_MODEL_BYTES
@@ -215,6 +243,7 @@ class DiLoCoApp:
         return JSONResponse({"rounds": await run_in_threadpool(self._exchange.history, first)})
 
     async def _control(self, request: Request) -> Response:
+        _check_operator(request)
         command, body = request.path_params["command"], await _json(request)
         if command == "save":
             return JSONResponse({"path": await run_in_threadpool(self._exchange.save)})
@@ -226,6 +255,21 @@ class DiLoCoApp:
             return JSONResponse({})
         raise UsageError(f"command={command!r}: unknown; use save, kick or stop")
 
+    async def _list_tokens(self, tokens: ServerTokens, request: Request) -> Response:
+        _check_operator(request)
+        return JSONResponse({"workers": tokens.workers(), "are_kept": tokens.are_kept})
+
+    async def _change_tokens(self, tokens: ServerTokens, request: Request) -> Response:
+        _check_operator(request)
+        command, worker = request.path_params["command"], str((await _json(request))["worker"])
+        if command == "add":
+            token = await run_in_threadpool(tokens.issue, worker)
+            return JSONResponse({"token": token, "are_kept": tokens.are_kept})
+        if command == "revoke":
+            await run_in_threadpool(tokens.revoke, worker)  # first, so that the worker cannot join again
+            return JSONResponse({"was_present": await run_in_threadpool(self._exchange.evict, worker)})
+        raise UsageError(f"command={command!r}: unknown; use add or revoke")
+
 
 async def _page(_request: Request) -> Response:
     page = page_file()
@@ -233,20 +277,45 @@ async def _page(_request: Request) -> Response:
 
 
 class _TokenCheck:
-    """Refuses requests without the token, except for the page, before anything of their bodies is read."""
+    """Refuses requests without a token, except for the page, before anything of their bodies is read."""
 
-    def __init__(self, app: ASGIApp, token: str) -> None:
-        self._app, self._expected = app, f"Bearer {token}".encode()
+    def __init__(self, app: ASGIApp, tokens: ServerTokens) -> None:
+        self._app, self._tokens = app, tokens
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] != "/":
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, self._expected):
-                text = "token: is missing or wrong; set DILOCO_TOKEN to the one that the server printed"
-                refusal = JSONResponse({"kind": "token", "message": text}, status_code=401)
-                await refusal(scope, receive, send)
+            try:
+                scope[_SCOPE] = self._tokens.check(_bearer(scope))
+            except TokenRefused as refusal:
+                await _refused_token(refusal)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+def _bearer(scope: Scope) -> bytes:
+    given: bytes = dict(scope["headers"]).get(b"authorization", b"")
+    return given.removeprefix(_BEARER) if given.startswith(_BEARER) else b""
+
+
+def _refused_token(refusal: TokenRefused) -> Response:
+    status = 403 if isinstance(refusal, _Forbidden) else 401
+    return JSONResponse({"kind": "token", "message": str(refusal)}, status_code=status)
+
+
+def _speaker(request: Request, worker: object) -> str:
+    """Return the worker that a request speaks for. The token of another worker does not cover it."""
+    holder = request.scope.get(_SCOPE)
+    if holder is not None and holder != worker:
+        raise _Forbidden(
+            f"worker={worker!r}: the token is that of worker {holder!r}; set worker_id={holder!r}, or DILOCO_WORKER_ID"
+        )
+    return str(worker)
+
+
+def _check_operator(request: Request) -> None:
+    holder = request.scope.get(_SCOPE)
+    if holder is not None:
+        raise _Forbidden(f"token: that of worker {holder!r} exchanges deltas only; use the operator's token")
 
 
 def _guarded(handler: Handler) -> Handler:
@@ -257,6 +326,8 @@ def _guarded(handler: Handler) -> Handler:
             return await handler(request)
         except WorkerRefused as refusal:
             return JSONResponse({"kind": refusal.kind.value, "message": refusal.message}, status_code=409)
+        except TokenRefused as refusal:
+            return _refused_token(refusal)
         except _TooLarge as error:
             return JSONResponse({"kind": "too_large", "message": str(error)}, status_code=413)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -300,7 +371,8 @@ async def _receive(request: Request, file: Any, limit: int) -> int:
 
 def _key(request: Request) -> UpdateKey:
     query = request.query_params
-    return UpdateKey(worker=query["worker"], base_round=int(query["base_round"]), number=int(query["number"]))
+    worker = _speaker(request, query["worker"])
+    return UpdateKey(worker=worker, base_round=int(query["base_round"]), number=int(query["number"]))
 
 
 def _standing(standing: Standing) -> Response:

@@ -48,7 +48,7 @@ class PoolServer:
             self._exchange.evict(entry["worker"])
         self._look_s = min(_LOOK_S, settings.heartbeat_timeout / 3 or _LOOK_S)
         self._is_over, self._tell_ended = is_over, ended
-        self._app = DiLoCoApp(self._exchange, token=None, stop=self._ask_to_stop)
+        self._app = DiLoCoApp(self._exchange, tokens=None, stop=self._ask_to_stop)
         self._loop = asyncio.new_event_loop()
         self._stopping, self._has_ended = asyncio.Event(), threading.Event()
         self._threads_of_channels = anyio.CapacityLimiter(math.inf)

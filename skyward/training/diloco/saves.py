@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import os
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from ...errors import CheckpointSaveFailed, UsageError
+from ...errors import CheckpointSaveFailed
 from ..agree import Alone
 from ..checkpoint.coordinator import CheckpointCoordinator
 from ..checkpoint.patterns import SharingPattern, StateComponent
-from .addresses import TOKEN_FILE
 
 KEPT_SAVES = 3
 
@@ -104,43 +101,3 @@ class ServerSaves:
             return None
         self._coordinator.load_checkpoint(path)
         return SavedServer(path=path, tensors=self._model.state, outer=self._outer.state, rounds=self._rounds.state)
-
-
-def token_in(folder: str | os.PathLike[str]) -> str:
-    """Return the token in a folder of saves, and make one if there is none.
-
-    So workers reach a server that was started again. The file has mode 0600, and is complete or not there. A folder in
-    an object store keeps no token, because no file there is private by itself.
-
-    Raises:
-        UsageError: The file cannot be read or written, or is empty.
-    """
-    made = secrets.token_hex(32)
-    if "://" in os.fspath(folder):
-        return made
-    path = os.path.join(folder, TOKEN_FILE)
-    try:
-        os.makedirs(folder, exist_ok=True)
-        if not os.path.exists(path):
-            _write_token(path, made)
-        with open(path, encoding="utf-8") as file:
-            token = file.read().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"save_dir={os.fspath(folder)!r}: cannot keep the token: {error}; set token=") from error
-    if not token:
-        raise UsageError(f"token: {path} is empty; delete it, or set token=")
-    return token
-
-
-def _write_token(path: str, token: str) -> None:
-    unfinished = f"{path}.{secrets.token_hex(8)}"
-    try:
-        with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
-            file.write(f"{token}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(unfinished)
-        raise

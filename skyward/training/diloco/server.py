@@ -19,8 +19,8 @@ from .addresses import FIRST_PORT
 from .algorithm import OUTER_LR, OUTER_MOMENTUM, OuterOptimizer
 from .http_app import DiLoCoApp
 from .opening import end_exchange, open_exchange
-from .saves import token_in
 from .server_settings import DiLoCoSettings
+from .tokens import ServerTokens, token_in
 
 START_S = 60.0
 """Longest wait for the event loop to answer requests, in seconds."""
@@ -67,8 +67,8 @@ class DiLoCoServer:
             synchronous rounds of the whole model.
         outer_lr: Learning rate of that SGD, > 0.
         outer_momentum: Its momentum, >= 0 and < 1. With 0 there is none.
-        token: Token that workers need; None: 32 random bytes, which `save_dir` keeps for the next start in its file
-            `token`.
+        token: The operator's token, which workers may use, too; None: 32 random bytes, which `save_dir` keeps for the
+            next start in its file `token`. `add_token` makes one for a worker alone.
         cert: PEM file with the certificate for TLS and its key.
 
     Raises:
@@ -124,6 +124,7 @@ class DiLoCoServer:
             )
         self._host, self._port, self._cert = host, port, cert
         self._token = token or (secrets.token_hex(32) if save_dir is None else token_in(save_dir))
+        self._tokens = ServerTokens(self._token, save_dir)
         self._exchange = open_exchange(settings, model)
         self._look_s = heartbeat_timeout / 3 if heartbeat_timeout else None
         self._stop = threading.Event()
@@ -134,7 +135,7 @@ class DiLoCoServer:
 
     @property
     def token(self) -> str:
-        """Token that workers need."""
+        """The operator's token. Workers may use it, too; see `add_token` for one that can do less."""
         return self._token
 
     @property
@@ -152,6 +153,30 @@ class DiLoCoServer:
         """Return the last 512 rounds, the oldest first: losses, norms, and the cosines of the workers' deltas."""
         return self._exchange.history()
 
+    @property
+    def tokens(self) -> dict[str, bool]:
+        """Workers that were ever given a token of their own, and whether it is accepted."""
+        return self._tokens.workers()
+
+    def add_token(self, worker: str) -> str:
+        """Return a new token for one worker. It exchanges deltas under that id, and reads the status, but no more.
+
+        Nobody can look it up later: the server keeps its hash, in `save_dir` if there is one.
+
+        Raises:
+            UsageError: The worker has a token, or the name is not legal.
+        """
+        return self._tokens.issue(worker)
+
+    def revoke_token(self, worker: str) -> bool:
+        """Refuse the token of a worker from now on, and evict the worker. Return whether it was present.
+
+        Raises:
+            UsageError: The worker has no token.
+        """
+        self._tokens.revoke(worker)  # first, so that it cannot join again
+        return self._exchange.evict(worker)
+
     def start(self) -> None:
         """Listen, and return once requests are answered.
 
@@ -159,7 +184,7 @@ class DiLoCoServer:
             UsageError: The port or the certificate cannot be used.
         """
         self._socket = bind(self._host, self._port, first=FIRST_PORT)
-        self._app = DiLoCoApp(self._exchange, token=self._token, stop=self._stop.set)
+        self._app = DiLoCoApp(self._exchange, tokens=self._tokens, stop=self._stop.set)
         try:
             self._server = uvicorn.Server(self._config(self._app))
         except BaseException:
