@@ -10,10 +10,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from skyward.core.process import processes_below, start_time
 from tests.waiting import until
 
 LEAN = Path(__file__).parent.parent / "lean"
 """Path of a module that spares each process of Ray a second of work."""
+HEAD = ("--head", "--port=0", "--include-dashboard=false", "--no-monitor")
 LIMIT_S = 60.0
 
 
@@ -25,13 +27,17 @@ class Raylets:
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         health = {"RAY_health_check_initial_delay_ms": "1000", "RAY_health_check_period_ms": "1000"}
         reports = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_health_check_failure_threshold": "3"}
-        self.environment = token | health | reports | {"PYTHONPATH": str(LEAN)}
+        modules = folder / "modules"  # plain Ray brings no grpc, with which its head would start a server for clients
+        modules.mkdir()
+        (modules / "grpc.py").write_text("raise ModuleNotFoundError\n")
+        self.environment = token | health | reports | {"PYTHONPATH": f"{modules}:{LEAN}"}
         self.environment["XDG_CACHE_HOME"] = str(folder / "cache")
         self.address = ""
 
     def start(self, *nodes: int) -> None:
-        self.start_node(0, "--head", "--port=0", "--include-dashboard=false", f"--temp-dir={self.folder}")
-        self.address = (self.folder / "ray_current_cluster").read_text().strip()
+        own = self.folder / "r"  # Ray opens it to everybody
+        self.start_node(0, *HEAD, f"--temp-dir={own}")
+        self.address = (own / "ray_current_cluster").read_text().strip()
         for node in nodes:
             self.start_node(node)
 
@@ -67,8 +73,9 @@ class Raylets:
         return found
 
     def close(self) -> None:
-        while pids := self.processes(""):
+        # The agents are known by their raylet only: their titles have overwritten their variables.
+        while pids := {process for pid in self.processes("") for process in (pid, *processes_below(pid))}:
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            until(lambda pids=pids: not set(pids) & set(self.processes("")), within_s=LIMIT_S)  # type: ignore[misc]
+            until(lambda pids=pids: not any(map(start_time, pids)), within_s=LIMIT_S)  # type: ignore[misc]

@@ -143,39 +143,63 @@ def refuses(cluster: sky.RayCluster, message: str, image: sky.Image | None = Non
 # On a cluster ---------------------------------------------------------------------------------------------------------
 
 
+class Losing:
+    """A pool of two nodes that loses nodes, and gets others."""
+
+    def __init__(self, raylets: Raylets) -> None:
+        self._replaced = 0
+        cluster = provider(raylets, lease_s=8.0)
+        self.pool = sky.ComputePool(provider=cluster, nodes=2, name="losing", logs=False, on_event=self._on_event)
+
+    def _on_event(self, event: sky.events.Event) -> None:
+        self._replaced += isinstance(event, sky.events.NodeReplaced)
+
+    def pids(self, *, after_losses: int = 0) -> set[int]:
+        """Return the processes of both nodes, once `after_losses` nodes have been replaced in all."""
+        until(lambda: self._replaced >= after_losses, within_s=2 * LIMIT_S)
+        return {answer["pid"] for answer in sky.compute(look)() @ self.pool}
+
+
+@pytest.fixture(scope="class")
+def losing(raylets: Raylets) -> Iterator[Losing]:
+    losing = Losing(raylets)
+    with losing.pool:
+        yield losing
+    until(lambda: not is_left(raylets, "losing"), within_s=LIMIT_S)
+
+
 @pytest.mark.slow
-def test_calls_run_in_the_clusters_python_and_nothing_is_left(raylets: Raylets) -> None:
-    with sky.ComputePool(provider=provider(raylets), nodes=2, name="twonodes", logs=False) as pool:
-        answers = sky.compute(look)() @ pool
+class TestPool:
+    """Tests that share one pool, in this order: the last one loses its nodes. The fixture sees that nothing is left."""
+
+    def test_calls_run_in_the_clusters_python(self, raylets: Raylets, losing: Losing) -> None:
+        answers = sky.compute(look)() @ losing.pool
         assert [answer["python"] for answer in answers] == [sys.executable] * 2
         assert [answer["ray"] for answer in answers] == [[], []]
         assert not any(answer["has_ray"] for answer in answers)
         assert all(raylets.environment["XDG_CACHE_HOME"] == answer["cache"] for answer in answers)
         assert len(raylets.processes("ray::ShellBridge")) == 2
         large = bytes(3_000_000)
-        assert sky.compute(len)(large) @ pool == [3_000_000] * 2
-        assert sky.compute(bytes)(3_000_000) >> pool == large
+        assert sky.compute(len)(large) @ losing.pool == [3_000_000] * 2
+        assert sky.compute(bytes)(3_000_000) >> losing.pool == large
+
+    def test_a_bridge_that_is_killed_is_a_way_and_no_call(self, raylets: Raylets, losing: Losing) -> None:
+        before = losing.pids()
         for pid in raylets.processes("ray::ShellBridge"):
-            os.kill(pid, signal.SIGKILL)  # Ray loses its own processes: a way, and no call
-        assert sky.compute(len)("four") @ pool == [4, 4]
-        assert [answer["pid"] for answer in sky.compute(look)() @ pool] == [answer["pid"] for answer in answers]
-    until(lambda: not is_left(raylets, "twonodes"), within_s=LIMIT_S)
+            os.kill(pid, signal.SIGKILL)  # Ray loses its own processes
+        assert sky.compute(len)("four") @ losing.pool == [4, 4]
+        assert losing.pids() == before
 
-
-@pytest.mark.slow
-def test_an_ssh_host_is_a_way_in(raylets: Raylets, tmp_path: Path) -> None:
-    needs_sshd()
-    variables = " ".join(f"{name}={value}" for name, value in raylets.environment.items())
-    server = Server(tmp_path, environment=variables)
-    server.start()
-    host = sky.SSHHost(host=server.host, port=server.port, key_file=server.key, host_keys=[server.public_host_key])
-    cluster = sky.RayCluster(host, address=raylets.address, python=sys.executable)
-    try:
-        with sky.ComputePool(provider=cluster, nodes=1, name="overssh", logs=False) as pool:
-            assert (sky.compute(look)() >> pool)["ray"] == []
-        until(lambda: not is_left(raylets, "overssh"), within_s=LIMIT_S)
-    finally:
-        server.stop()
+    def test_lost_nodes_are_replaced(self, raylets: Raylets, losing: Losing) -> None:
+        first = losing.pids()
+        (driver,) = raylets.processes("driver.py")
+        os.kill(driver, signal.SIGKILL)  # Ray then removes the placement group and the bridges
+        second = losing.pids(after_losses=2)
+        assert not first & second
+        raylets.end_node(1)
+        raylets.start_node(2)  # where the bundle moves to
+        third = losing.pids(after_losses=3)
+        assert len(second & third) == 1
 
 
 @pytest.mark.slow
@@ -200,7 +224,8 @@ CLIENT = """
 import sys
 import skyward as sky
 
-shell, options = eval(sys.argv[1])
+host, key, public, options = eval(sys.argv[1])
+shell = sky.SSHHost(host=host[0], port=host[1], key_file=key, host_keys=[public])
 # Its lines of sh make tasks leave the cluster's Python.
 image = sky.Image(run=["true"])
 with sky.ComputePool(sky.RayCluster(shell, **options), nodes=2, name="orphan", image=image, logs=False) as pool:
@@ -210,51 +235,25 @@ with sky.ComputePool(sky.RayCluster(shell, **options), nodes=2, name="orphan", i
 
 
 @pytest.mark.slow
-def test_nothing_is_left_of_a_client_that_is_killed(raylets: Raylets) -> None:
+def test_an_ssh_host_is_a_way_in_and_nothing_is_left_of_a_client_that_is_killed(
+    raylets: Raylets, tmp_path: Path
+) -> None:
+    needs_sshd()
+    server = Server(tmp_path, environment=" ".join(f"{name}={value}" for name, value in raylets.environment.items()))
+    server.start()
+    host = (server.host, server.port), str(server.key), server.public_host_key
     options = {"address": raylets.address, "python": sys.executable, "lease_s": 8.0}
-    client = subprocess.Popen(
-        [sys.executable, "-c", CLIENT, repr((raylets.shell(), options))], stdout=subprocess.PIPE, text=True
-    )
+    client = subprocess.Popen([sys.executable, "-c", CLIENT, repr((*host, options))], stdout=subprocess.PIPE, text=True)
     try:
         assert client.stdout is not None
         pythons = client.stdout.readline().split()
         assert len(pythons) == 2
         assert all(python.startswith(raylets.environment["XDG_CACHE_HOME"]) for python in pythons)
         assert is_left(raylets, "orphan")
+        client.kill()
+        client.wait(LIMIT_S)
+        until(lambda: not is_left(raylets, "orphan"), within_s=LIMIT_S)
     finally:
-        client.send_signal(signal.SIGKILL)
-        client.communicate()
-    until(lambda: not is_left(raylets, "orphan"), within_s=LIMIT_S)
-
-
-class Losing:
-    """A pool that loses nodes, and gets others."""
-
-    def __init__(self, raylets: Raylets) -> None:
-        self._replaced = 0
-        cluster = provider(raylets, lease_s=8.0)
-        self.pool = sky.ComputePool(provider=cluster, nodes=2, name="losing", logs=False, on_event=self._on_event)
-
-    def _on_event(self, event: sky.events.Event) -> None:
-        self._replaced += isinstance(event, sky.events.NodeReplaced)
-
-    def pids(self, *, after_losses: int = 0) -> set[int]:
-        """Return the processes of both nodes, once `after_losses` nodes have been replaced in all."""
-        until(lambda: self._replaced >= after_losses, within_s=2 * LIMIT_S)
-        return {answer["pid"] for answer in sky.compute(look)() @ self.pool}
-
-
-@pytest.mark.slow
-def test_lost_nodes_are_replaced(raylets: Raylets) -> None:
-    losing = Losing(raylets)
-    with losing.pool:
-        first = losing.pids()
-        (driver,) = raylets.processes("driver.py")
-        os.kill(driver, signal.SIGKILL)  # Ray then removes the placement group and the bridges
-        second = losing.pids(after_losses=2)
-        assert not first & second
-        raylets.end_node(1)
-        raylets.start_node(2)  # where the bundle moves to
-        third = losing.pids(after_losses=3)
-        assert len(second & third) == 1
-    until(lambda: not is_left(raylets, "losing"), within_s=LIMIT_S)
+        client.kill()
+        client.communicate(timeout=LIMIT_S)
+        server.stop()
