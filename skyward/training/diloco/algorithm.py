@@ -9,12 +9,13 @@ Sources: "DiLoCo" (arXiv 2311.08105), "Asynchronous Local-SGD" (arXiv 2401.09135
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
+from types import EllipsisType
 from typing import Any, Protocol
 
 from ...errors import UsageError
 from ..evaluation.legal import check_at_least
-from .arrays import Array, add_scaled, copy_of, to_dtype_of, to_float64
+from .arrays import Array, add_scaled, copy_of, empty_like, to_dtype_of, to_float64
 
 OUTER_LR = 0.7
 OUTER_MOMENTUM = 0.9
@@ -131,6 +132,16 @@ class OuterOptimizer(Protocol):
         """Take over a state that `state_dict` returned, with its arrays."""
 
 
+Part = slice | EllipsisType
+"""Part of an array: a slice of its flat values, or `...` for all of them in their shape."""
+
+PartStep = Callable[[Part, Array, Array], None]
+"""Step of one parameter for a part of it: the part, its values, which change in place, and their gradient.
+
+All parts must come, each once. So a server takes the step while values are in the processor's cache.
+"""
+
+
 class OuterSGD:
     """SGD with momentum. On tensors it equals `torch.optim.SGD` (dampening 0, no weight decay) to the bit.
 
@@ -160,14 +171,22 @@ class OuterSGD:
 
     def step(self, parameters: Mapping[str, Array], gradients: Mapping[str, Array]) -> None:
         for name, gradient in gradients.items():
+            self.begin(name, parameters[name])(..., parameters[name], gradient)
+
+    def begin(self, name: str, parameter: Array) -> PartStep:
+        """Begin a step of one parameter, and return a function that takes it, part by part; see `PartStep`."""
+        momenta = _Accumulator(self._momenta, name, parameter) if self.momentum else None
+
+        def step(part: Part, values: Array, gradient: Array) -> None:
             direction = gradient
-            if self.momentum:
-                momentum = _decayed(self._momenta, name, gradient, self.momentum)
-                direction = momentum
+            if momenta is not None:
+                direction = momentum = momenta.add(part, gradient, decay=self.momentum)
                 if self.nesterov:
                     direction = copy_of(gradient)
                     add_scaled(direction, momentum, self.momentum)
-            add_scaled(parameters[name], direction, -self.lr)
+            add_scaled(values, direction, -self.lr)
+
+        return step
 
     def state_dict(self) -> dict[str, Any]:
         return {"momenta": dict(self._momenta)}
@@ -213,17 +232,27 @@ class DelayedNesterov:
 
     def step(self, parameters: Mapping[str, Array], gradients: Mapping[str, Array]) -> None:
         for name, gradient in gradients.items():
-            _add_to(self._sums, name, gradient)
-            self._counts[name] = self._counts.get(name, 0) + 1
+            self.begin(name, parameters[name])(..., parameters[name], gradient)
+
+    def begin(self, name: str, parameter: Array) -> PartStep:
+        """Begin a step of one parameter, and return a function that takes it, part by part; see `PartStep`."""
+        sums, momenta = _Accumulator(self._sums, name, parameter), None
+        self._counts[name] = self._counts.get(name, 0) + 1
+        if self._counts[name] == self.every:
+            momenta = _Accumulator(self._momenta, name, parameter)
+            self._counts[name] = 0
+            del self._sums[name]
+
+        def step(part: Part, values: Array, gradient: Array) -> None:
+            mean = sums.add(part, gradient)
             direction = copy_of(gradient)
             direction /= self.every
-            if self._counts[name] == self.every:
-                mean = self._sums.pop(name)
+            if momenta is not None:
                 mean /= self.every
-                momentum = _decayed(self._momenta, name, mean, self.momentum)
-                add_scaled(direction, momentum, self.momentum)
-                self._counts[name] = 0
-            add_scaled(parameters[name], direction, -self.lr)
+                add_scaled(direction, momenta.add(part, mean, decay=self.momentum), self.momentum)
+            add_scaled(values, direction, -self.lr)
+
+        return step
 
     def state_dict(self) -> dict[str, Any]:
         return {"momenta": dict(self._momenta), "sums": dict(self._sums), "counts": dict(self._counts)}
@@ -266,16 +295,22 @@ def _check_rates(lr: float, momentum: float) -> None:
         raise UsageError(f"momentum={momentum!r}: must be >= 0 and < 1; set momentum={OUTER_MOMENTUM}, for example")
 
 
-def _add_to(sums: MutableMapping[str, Array], name: str, array: Array) -> None:
-    if name in sums:
-        sums[name] += array
-    else:
-        sums[name] = copy_of(array)
+class _Accumulator:
+    """Running sum of a parameter's gradients, which decays. It is kept by its name, and filled part by part."""
 
+    def __init__(self, table: MutableMapping[str, Array], name: str, parameter: Array) -> None:
+        self._is_new = name not in table
+        if self._is_new:
+            table[name] = empty_like(parameter)
+        self._sums = table[name]
 
-def _decayed(momenta: MutableMapping[str, Array], name: str, gradient: Array, decay: float) -> Array:
-    """Return the momentum of a parameter, after it has decayed and taken in a gradient. The first one is a copy."""
-    if name in momenta:
-        momenta[name] *= decay
-    _add_to(momenta, name, gradient)
-    return momenta[name]
+    def add(self, part: Part, gradient: Array, *, decay: float = 1.0) -> Array:
+        """Add a gradient to a part that has decayed, and return the part. A new one is a copy of the gradient."""
+        sums = self._sums if part is ... else self._sums.reshape(-1)[part]
+        if self._is_new:
+            sums[...] = gradient
+            return sums
+        if decay != 1:
+            sums *= decay
+        sums += gradient
+        return sums

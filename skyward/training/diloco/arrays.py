@@ -5,7 +5,6 @@ Neither library is imported: methods of an array tell which one it belongs to. A
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 Array = Any
@@ -19,6 +18,13 @@ def _is_tensor(array: Array) -> bool:
 def copy_of(array: Array) -> Array:
     """Return a copy with memory of its own."""
     return array.clone() if _is_tensor(array) else array.copy()
+
+
+def empty_like(array: Array) -> Array:
+    """Return an array of the same shape and dtype, in C order, whose values are not set."""
+    if _is_tensor(array):
+        return array.new_empty(array.shape)
+    return type(array)(array.shape, array.dtype)
 
 
 def to_float64(array: Array) -> Array:
@@ -44,11 +50,3 @@ def add_scaled(target: Array, source: Array, factor: float) -> None:
         target.add_(source, alpha=factor)
     else:
         target += factor * source.astype(target.dtype, copy=False)
-
-
-def norm_of(array: Array) -> float:
-    """Return the Euclidean norm of all elements. It is not finite if any element is not."""
-    if _is_tensor(array):
-        return float(array.norm())
-    wide = array.astype("float64").ravel()
-    return math.sqrt(float(wide @ wide))

@@ -30,6 +30,19 @@ METADATA_KEY = "quantized"
 SCALE_PREFIX = "scale:"
 """Begins the name of the scales on the wire. The codes have the name of the array."""
 
+_PAIRS = (
+    torch.tensor([((byte & 15) - 8.0, (byte >> 4) - 8.0) for byte in range(256)], dtype=torch.float32, device="cpu")
+    .view(torch.int64)
+    .reshape(-1)
+)
+"""The two values of each byte of 4-bit codes, as one number: a look-up is twice as fast as shifting both."""
+
+_ROUNDING = 1.5 * 2**23
+"""Adding and subtracting it rounds float32 to the nearest even number, as `torch.round` does.
+
+That shares even short tensors between threads, which wait for each other with busy processors.
+"""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compressed:
@@ -45,14 +58,14 @@ class Compressed:
     def decoded(self) -> torch.Tensor:
         """Return the values, float32. Those of a block that was not finite are NaN."""
         count = math.prod(self.shape)
+        blocks = torch.empty(len(self.scales), BLOCK)
+        flat = blocks.view(-1)
         if self.bits == 4:
-            pairs = torch.stack((self.codes & 15, self.codes >> 4), 1)
-            codes = pairs.reshape(-1)[:count].float() - 8
+            torch.index_select(_PAIRS, 0, self.codes.int(), out=flat.view(torch.int64)[: len(self.codes)])
         else:
-            codes = self.codes.view(torch.int8).float()
-        blocks = torch.nn.functional.pad(codes, (0, -count % BLOCK)).reshape(-1, BLOCK)
-        blocks *= self.scales[:, None]
-        return blocks.reshape(-1)[:count].reshape(self.shape)
+            flat[:count].copy_(self.codes.view(torch.int8))
+        blocks.mul_(self.scales[:, None])
+        return flat[:count].reshape(self.shape)
 
     def part(self, chunk: slice) -> Compressed:
         """Return some of the values, flat. They begin at a whole block, and share memory."""
@@ -78,7 +91,8 @@ def compress(tensor: torch.Tensor, bits: int) -> Compressed:
     flat = tensor.detach().reshape(-1)
     blocks = torch.nn.functional.pad(flat, (0, -len(flat) % BLOCK)).reshape(-1, BLOCK)
     scales = blocks.abs().amax(1) / largest
-    whole = (blocks / scales[:, None]).nan_to_num_(0.0, 0.0, 0.0).round_().clamp_(-largest, largest)
+    whole = (blocks / scales[:, None]).nan_to_num_(0.0, 0.0, 0.0)
+    whole.add_(_ROUNDING).sub_(_ROUNDING).clamp_(-largest, largest)
     codes = whole.reshape(-1)[: len(flat)].to(torch.int8)
     if bits == 4:
         pairs = torch.nn.functional.pad(codes + 8, (0, len(flat) % 2), value=8).reshape(-1, 2)

@@ -16,30 +16,32 @@ from __future__ import annotations
 
 import logging
 import math
-import mmap
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from tempfile import TemporaryFile
-from typing import IO, Any, Literal, NamedTuple
+from typing import IO, Any, Literal
 
 import torch
 
 from ...errors import UsageError
 from .algorithm import DelayedNesterov, OuterOptimizer, OuterSGD
 from .async_rounds import AsyncRounds
-from .compression import Compressed, compress_with_feedback, decoded
+from .compression import Compressed
 from .dealing import Deal
-from .facts import RoundFacts, ServerFacts, WorkerRound, figures_in, mean_loss
-from .frames import BUFFER_PREFIX, ArrayFrame, decode
-from .guard import NormGuard, check_shapes, delta_norm
+from .delta_means import DeltaMeans, DeltaSummary
+from .examination import Findings, Shaped, examine, mapped
+from .facts import RoundFacts, ServerFacts, WorkerRound, mean_loss
+from .fragments import AgreedFragments
+from .frames import ArrayFrame
+from .global_model import GlobalModel
+from .guard import check_shapes
 from .refusal import RefusalKind, WorkerRefused
 from .rounds import ClosedRound, Rounds, UpdateAnswer, UpdateKey
 from .saves import ServerSaves
-from .schedule import local_steps, split_parameters
-from .summary import CHUNK, DeltaSummary, summarize
-from .tensors import FlatTensors, to_tensors
+from .schedule import local_steps
+from .tensors import to_tensors
 
 KEPT_BUFFERS = 64
 """Number of asynchronous rounds whose buffers are kept. An update with an older base leaves the buffers alone."""
@@ -82,28 +84,6 @@ class GlobalParameters:
     """Rows of the round, by worker; None if they are not dealt."""
 
 
-class _Examined(NamedTuple):
-    """Findings about a delta."""
-
-    refusal: WorkerRefused | None
-    """Reason why it must not count."""
-    norm: float
-    rows: int
-    """Rows that its worker reads in the round."""
-    weight: int
-    """Its weight in the mean."""
-    figures: Mapping[str, Any]
-    """Figures that its worker has sent with it."""
-    staleness: int
-    """Rounds that were closed while it was computed."""
-
-
-class Shaped(NamedTuple):
-    """Shape of a tensor that stays where it is."""
-
-    shape: tuple[int, ...]
-
-
 class DeltaExchange:
     """Rounds with their parameters.
 
@@ -135,30 +115,24 @@ class DeltaExchange:
         save_every: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._rounds, self._tensors = rounds, None if tensors is None else dict(tensors)
-        self._outer: OuterOptimizer = OuterSGD() if outer is None else outer
+        self._rounds, self._is_async = rounds, isinstance(rounds, AsyncRounds)
         self._is_bf16_down, self._saves, self._save_every, self._clock = is_bf16_down, saves, save_every, clock
         self._bits, self._weighting = bits, weighting
-        self._residuals: dict[str, torch.Tensor] = {}
-        """Rounding errors of the last updates, with `bits`."""
-        self._fragments: tuple[tuple[str, ...], ...] = ()
-        """Names in each fragment, as the workers have them; empty before the first one."""
+        self._model = GlobalModel(
+            OuterSGD() if outer is None else outer, bits=bits, kept_buffers=KEPT_BUFFERS if self._is_async else 1
+        )
+        if tensors is not None:
+            self._model.take(tensors, rounds.round)
+        self._fragments = AgreedFragments(is_async=self._is_async)
         self._open_fragment = 0
         """Fragment of the open round, once it has a delta."""
-        self._guards = [NormGuard()]
-        """One for each fragment, because their norms differ."""
-        self._buffer_rounds: dict[str, int] = {}
-        """Round that each asynchronous delta's buffers are relative to."""
         self._deltas: dict[str, IO[bytes]] = {}
-        self._findings: dict[str, _Examined] = {}
+        self._findings: dict[str, Findings] = {}
         """Findings about each delta of the open round, also about refused ones."""
         self._update: dict[str, torch.Tensor | Compressed] | None = None
         """Update that led to the open round."""
         self._watchers: list[Callable[[], None]] = []
         self._lock = threading.Lock()
-        self._buffers: dict[int, dict[str, torch.Tensor]] = {}
-        """Buffers of the last rounds, which the deltas of asynchronous updates are relative to."""
-        self._remember_buffers()
         self._facts, self._closed_at = ServerFacts(), math.nan
         self._saved_round: int | None = None
         self._save_error = ""
@@ -194,8 +168,8 @@ class DeltaExchange:
         """
         with self._lock:
             if layout is not None:
-                if self._tensors is not None:
-                    check_shapes(worker, layout, self._tensors)
+                if self._model.tensors is not None:
+                    check_shapes(worker, layout, self._model.tensors)
                 self._agree_on_fragments(worker, layout, num_fragments)
             is_new = worker not in self._rounds.workers
             self._rounds.join(worker, session, now=self._clock(), base_round=base_round)
@@ -254,21 +228,21 @@ class DeltaExchange:
     def offer(self, frame: ArrayFrame) -> None:
         """Take a worker's parameters as the global ones, if there are none yet."""
         with self._lock:
-            if self._tensors is None:
-                self._tensors = {name: tensor.clone() for name, tensor in to_tensors(frame).items()}
-                self._remember_buffers()
+            if self._model.tensors is None:
+                tensors = {name: tensor.clone() for name, tensor in to_tensors(frame).items()}
+                self._model.take(tensors, self._rounds.round)
                 self._try_to_save()
                 self._changed()
 
     def shapes(self) -> dict[str, tuple[int, ...]] | None:
         """Return the shapes of the global parameters; None if there are none yet."""
-        tensors = self._tensors
+        tensors = self._model.tensors
         return None if tensors is None else {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
     def parameters(self) -> GlobalParameters | None:
         """Return the parameters of the open round; None if there are none yet."""
         with self._lock:
-            return None if self._tensors is None else self._current()
+            return None if self._model.tensors is None else self._current()
 
     # Updates ----------------------------------------------------------------------------------------------------------
 
@@ -318,9 +292,10 @@ class DeltaExchange:
                     key, session, now=self._clock(), is_refused=is_refused, rows=findings.rows
                 ).kind
                 if kind == "accepted":
-                    self._open_fragment = self._fragment_of(key)
+                    self._open_fragment = self._fragments.of(key)
                     self._facts.hear(key.worker, findings.figures)
-                    self._findings[key.worker] = findings._replace(staleness=self._rounds.round - key.base_round)
+                    staleness = self._rounds.round - key.base_round
+                    self._findings[key.worker] = replace(findings, staleness=staleness)
                     if not is_refused:
                         self._deltas[key.worker] = file
                     self._close_complete()
@@ -339,7 +314,7 @@ class DeltaExchange:
             now, awaited = self._clock(), set(self._rounds.awaited)
             return {
                 "round": self._rounds.round,
-                "is_async": isinstance(self._rounds, AsyncRounds),
+                "is_async": self._is_async,
                 "workers": [
                     {
                         **self._facts.of_worker(worker),
@@ -349,8 +324,8 @@ class DeltaExchange:
                     }
                     for worker in self._rounds.workers
                 ],
-                "parameters": sum(tensor.numel() for tensor in (self._tensors or {}).values()),
-                "num_fragments": len(self._guards),
+                "parameters": sum(tensor.numel() for tensor in (self._model.tensors or {}).values()),
+                "num_fragments": len(self._fragments),
                 "last": self._facts.last(),
                 **self._facts.traffic,
                 "can_save": self._saves is not None,
@@ -373,7 +348,7 @@ class DeltaExchange:
             CheckpointError: It could not be written.
         """
         with self._lock:
-            return None if self._saves is None or self._tensors is None else self._write(self._saves)
+            return None if self._saves is None or self._model.tensors is None else self._write(self._saves)
 
     def close(self) -> None:
         """Discard the deltas of the open round, whose workers send them again to the next server."""
@@ -388,54 +363,30 @@ class DeltaExchange:
         return Standing(
             round=self._rounds.round,
             is_awaited=worker in self._rounds.awaited,
-            has_model=self._tensors is not None,
-            is_async=isinstance(self._rounds, AsyncRounds),
+            has_model=self._model.tensors is not None,
+            is_async=self._is_async,
         )
 
     def _agree_on_fragments(self, worker: str, layout: Mapping[str, Shaped], num_fragments: int) -> None:
-        """Take over the fragments of the first worker, and compare those of later ones."""
         if num_fragments > 1 and self._weighting != "equal":
             raise WorkerRefused(
                 RefusalKind.BAD_DELTA,
                 f"num_fragments={num_fragments} of worker {worker!r}: weighting={self._weighting!r} of the server "
                 "needs whole models; set num_fragments=1, or weighting='equal'",
             )
-        sizes = {name: math.prod(shaped.shape) for name, shaped in layout.items()}
-        fragments = split_parameters(sizes, num_fragments)
-        if list(map(set, fragments)) == list(map(set, self._fragments)):
-            return
-        if self._fragments and self._rounds.workers:
-            raise WorkerRefused(
-                RefusalKind.BAD_DELTA,
-                f"num_fragments={num_fragments} of worker {worker!r}: the workers that are present have "
-                f"{len(self._fragments)} fragments; set num_fragments={len(self._fragments)}",
-            )
-        if len(fragments) != len(self._guards):
-            self._guards = [NormGuard() for _ in fragments]
-        self._use_fragments(fragments)
+        self._fragments.agree(worker, layout, num_fragments, is_alone=not self._rounds.workers)
+        self._keep_answers()
 
-    def _use_fragments(self, fragments: tuple[tuple[str, ...], ...]) -> None:
-        self._fragments = fragments
+    def _keep_answers(self) -> None:
         if isinstance(self._rounds, Rounds):
-            self._rounds.keep_answers(max(1, len(fragments)))
-
-    def _fragment_of(self, key: UpdateKey) -> int:
-        turn = key.number if isinstance(self._rounds, AsyncRounds) else key.base_round
-        return turn % len(self._guards)
-
-    def _sent_by(self, key: UpdateKey) -> dict[str, torch.Tensor]:
-        """Return the present values of the parameters that an update changes."""
-        assert self._tensors is not None
-        if len(self._fragments) <= 1:
-            return self._tensors
-        return {name: self._tensors[name] for name in self._fragments[self._fragment_of(key)]}
+            self._rounds.keep_answers(len(self._fragments))
 
     def _current(self, *, is_counted: bool = True) -> GlobalParameters:
-        assert self._tensors is not None
+        assert self._model.tensors is not None
         return GlobalParameters(
             round=self._rounds.round,
             kind="parameters",
-            tensors=self._tensors,
+            tensors=dict(self._model.tensors),
             is_counted=is_counted,
             warning=self._save_error,
             deal=self._rounds.deal(self._rounds.round),
@@ -449,94 +400,97 @@ class DeltaExchange:
         """
         if not answer.is_counted:  # its worker may be broken in all fragments
             return self._current(is_counted=False)
-        is_async = isinstance(self._rounds, AsyncRounds)
+        assert self._model.tensors is not None
         rounds_since = self._rounds.round - answer.round
         answered = GlobalParameters(
-            round=self._rounds.round if is_async else answer.round,
+            round=self._rounds.round if self._is_async else answer.round,
             kind="parameters",
-            tensors=self._sent_by(key),
+            tensors=self._fragments.part_of(self._model.tensors, key),
             warning=self._save_error,
             deal=self._rounds.deal(answer.round),
         )
         if self._update is not None and rounds_since == 0 and answer.round == key.base_round + 1:
             return replace(answered, kind="update", tensors=self._update)
-        if is_async or rounds_since < len(self._guards):
+        if self._is_async or rounds_since < len(self._fragments):
             return answered
         return self._current()
 
-    def _examined(self, key: UpdateKey, file: IO[bytes]) -> _Examined:
-        """Return the findings about a delta. Called without the lock: it reads it all.
-
-        Raises:
-            UsageError: The frame is broken, so the worker sends it again.
-        """
-        worker = key.worker
-        if self._tensors is None:
+    def _examined(self, key: UpdateKey, file: IO[bytes]) -> Findings:
+        """Return the findings about a delta. Called without the lock: it reads it all. Raises as `examine`."""
+        worker, tensors = key.worker, self._model.tensors
+        if tensors is None:
             raise UsageError(f"worker={worker!r}: sent a delta, and there is no model yet; offer the parameters first")
-        frame, norm = _mapped(file), math.nan
-        delta, rows = FlatTensors(frame), _count_in(frame, "rows", default=0)
-        weight = {"samples": rows, "tokens": _count_in(frame, "tokens", default=0)}.get(self._weighting, 1)
-        figures = figures_in(frame.metadata)
-        if isinstance(self._rounds, AsyncRounds):
-            self._buffer_rounds[worker] = _count_in(frame, "fragment_round", default=key.base_round)
-        try:
-            check_shapes(worker, {name: Shaped(shape) for name, shape in delta.shapes.items()}, self._sent_by(key))
-            _check_weight(worker, self._weighting, weight)
-            norm = delta_norm(_parts(delta, are_buffers=False))
-            # Buffers are checked for finite values only: running variances grow with the data.
-            is_finite = math.isfinite(delta_norm(_parts(delta, are_buffers=True)))
+
+        def check_norm(norm: float) -> None:
             with self._lock:
-                self._guards[self._fragment_of(key)].check(worker, norm if is_finite else math.nan)
-        except WorkerRefused as refusal:
-            _log.warning("round %d goes on without a delta: %s", self._rounds.round, refusal.message)
-            return _Examined(refusal, norm, rows, weight, figures, 0)
-        return _Examined(None, norm, rows, weight, figures, 0)
+                self._fragments.guards[self._fragments.of(key)].check(worker, norm)
+
+        expected = self._fragments.part_of(tensors, key)
+        findings = examine(worker, mapped(file), expected=expected, weighting=self._weighting, check_norm=check_norm)
+        if findings.refusal is not None:
+            text = "round %d goes on without a delta: %s"
+            _log.warning(text, self._rounds.round, findings.refusal.message)
+        return findings
 
     def _close_complete(self) -> None:
         """Close the round if it is complete: mean, outer step, save. Then let everyone know."""
-        if self._rounds.is_complete and self._tensors is not None:
-            summary, findings = self._summary(), self._findings
-            self._guards[self._open_fragment].record(found.norm for _, found in sorted(findings.items()))
-            self._findings = {}
+        if self._rounds.is_complete and self._model.tensors is not None:
+            findings, files = self._findings, self._deltas
+            self._findings, self._deltas, self._update = {}, {}, None
+            self._fragments.guards[self._open_fragment].record(found.norm for _, found in sorted(findings.items()))
             closed = self._rounds.close()
-            self._update = None
-            if summary is not None:
-                self._step(summary.mean, closed)
+            try:
+                summary = self._stepped(closed, findings, files)
+            finally:
+                for file in files.values():
+                    file.close()
             self._note(closed, findings, summary)
-            del summary  # its mean is as large as the model
-            self._remember_buffers()
+            self._model.remember_buffers(self._rounds.round)
             _log.info("round %d closed: %d deltas, %d refused", closed.round, len(closed.counted), len(closed.refused))
             if self._rounds.round % self._save_every == 0:
                 self._try_to_save()
         self._changed()
 
-    def _summary(self) -> DeltaSummary | None:
-        """Return the mean of the deltas that count, and close their files; None without one."""
-        files, self._deltas = self._deltas, {}
-        try:
-            if not files:
-                return None
-            return summarize(
-                {worker: _mapped(file) for worker, file in files.items()},
-                {worker: self._findings[worker].weight for worker in files},
-                {worker: self._findings[worker].norm for worker in files},
-                direction=self._direction(),
-            )
-        finally:
-            for file in files.values():
-                file.close()
+    def _stepped(
+        self, closed: ClosedRound, findings: Mapping[str, Findings], files: Mapping[str, IO[bytes]]
+    ) -> DeltaSummary | None:
+        """Take the outer step with the deltas that count, and return figures about them; None without a delta."""
+        if not files:
+            return None
+        means = DeltaMeans(
+            {worker: mapped(file) for worker, file in files.items()},
+            {worker: findings[worker].weight for worker in files},
+            {worker: findings[worker].norm for worker in files},
+            direction=self._direction(),
+        )
+        received_in = findings[closed.counted[0]].fragment_round if self._is_async else None
+        self._update = self._model.step(
+            means,
+            buffer_round=closed.base_round if received_in is None else received_in,
+            # Each of several workers moves the buffers by its share. Whole deltas of an old base could make a
+            # variance < 0.
+            buffer_share=1 / max(1, len(self._rounds.workers)) if self._is_async else 1.0,
+            is_rounded=self._answers_updates,
+        )
+        return means.summary()
 
     def _direction(self) -> dict[str, torch.Tensor] | None:
         """Return what deltas are compared with; None: their mean.
 
         An asynchronous round has one delta, so there it is the momentum, the running mean of those before.
         """
-        if not isinstance(self._rounds, AsyncRounds):
+        if not self._is_async:
             return None
-        is_known = isinstance(self._outer, OuterSGD | DelayedNesterov)
-        return self._outer.state_dict()["momenta"] if is_known else {}
+        is_known = isinstance(self._model.outer, OuterSGD | DelayedNesterov)
+        return self._model.outer.state_dict()["momenta"] if is_known else {}
 
-    def _note(self, closed: ClosedRound, findings: Mapping[str, _Examined], summary: DeltaSummary | None) -> None:
+    @property
+    def _answers_updates(self) -> bool:
+        """True if answers are updates. The fragments of an asynchronous worker may be relative to any round."""
+        is_of_last_round = not self._is_async or len(self._fragments) == 1
+        return is_of_last_round and bool(self._bits or self._is_bf16_down)
+
+    def _note(self, closed: ClosedRound, findings: Mapping[str, Findings], summary: DeltaSummary | None) -> None:
         """Keep the facts about a closed round."""
         now, since = self._clock(), self._closed_at
         self._closed_at = now
@@ -561,44 +515,6 @@ class DeltaExchange:
                 },
             )
         )
-
-    def _step(self, mean: Mapping[str, torch.Tensor], closed: ClosedRound) -> None:
-        assert self._tensors is not None
-        old = self._tensors
-        new = {**old, **{name: old[name].clone() for name in mean}}
-        self._outer.step(new, _part(mean, is_buffers=False))
-        buffers = self._buffers.get(self._buffer_rounds.pop(closed.counted[0], closed.base_round), {})
-        # Each of several workers moves the buffers by its share. Whole deltas of an old base could make a variance < 0.
-        share = 1 / max(1, len(self._rounds.workers)) if isinstance(self._rounds, AsyncRounds) else 1.0
-        for name, delta in _part(mean, is_buffers=True).items():
-            if name in buffers:
-                new[name].lerp_(buffers[name] - delta, share)
-        if self._is_compressed:
-            self._update = self._compressed({name: new[name] - old[name] for name in mean})
-            for name, update in self._update.items():
-                new[name] = old[name] + decoded(update)
-        self._tensors = new
-
-    @property
-    def _is_compressed(self) -> bool:
-        """True if answers are updates. The fragments of an asynchronous worker may be relative to any round."""
-        is_of_last_round = isinstance(self._rounds, Rounds) or len(self._guards) == 1
-        return is_of_last_round and bool(self._bits or self._is_bf16_down)
-
-    def _compressed(self, update: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor | Compressed]:
-        if not self._bits:
-            return {name: tensor.bfloat16() for name, tensor in update.items()}
-        wire, residuals = compress_with_feedback(update, self._residuals, self._bits)
-        self._residuals |= residuals
-        return {
-            name: tensor.bfloat16() if isinstance(tensor, torch.Tensor) else tensor for name, tensor in wire.items()
-        }
-
-    def _remember_buffers(self) -> None:
-        if self._tensors is not None:
-            self._buffers[self._rounds.round] = _part(self._tensors, is_buffers=True)
-            kept = KEPT_BUFFERS if isinstance(self._rounds, AsyncRounds) else 1
-            self._buffers.pop(self._rounds.round - kept, None)
 
     def _changed(self) -> None:
         for changed in self._watchers:
@@ -627,37 +543,33 @@ class DeltaExchange:
     def _write(self, saves: ServerSaves) -> str:
         rounds = {
             "rounds": self._rounds.state_dict(),
-            "fragments": [list(names) for names in self._fragments],
-            "guards": [guard.state_dict() for guard in self._guards],
-            "residuals": self._residuals if self._bits else {},
-            "is_async": isinstance(self._rounds, AsyncRounds),
+            **self._fragments.state_dict(),
+            "residuals": self._model.residuals,
+            "is_async": self._is_async,
         }
-        assert self._tensors is not None
-        path = saves.save(self._rounds.round, self._tensors, self._outer.state_dict(), rounds)
+        assert self._model.tensors is not None
+        path = saves.save(self._rounds.round, self._model.tensors, self._model.outer.state_dict(), rounds)
         self._saved_round, self._save_error = self._rounds.round, ""
         return path
 
     def _restore(self, saves: ServerSaves) -> None:
         state = saves.load()
         if state is None:
-            if self._tensors is not None:
+            if self._model.tensors is not None:
                 self._write(saves)  # an error ends the start, and not a training
             return
-        if self._tensors is not None:
-            check_same_model(self._tensors, state.tensors)
+        if self._model.tensors is not None:
+            check_same_model(self._model.tensors, state.tensors)
         is_async = bool(state.rounds.get("is_async", False))
-        if is_async != isinstance(self._rounds, AsyncRounds):
+        if is_async != self._is_async:
             raise UsageError(f"async_mode={not is_async}: the save is of the other mode; set async_mode={is_async}")
-        self._tensors = dict(state.tensors)
-        self._outer.load_state_dict(state.outer)
         self._rounds.load_state_dict(state.rounds["rounds"], now=self._clock())
-        self._guards = [NormGuard() for _ in state.rounds["guards"]]
-        for guard, norms in zip(self._guards, state.rounds["guards"], strict=True):
-            guard.load_state_dict(norms)
-        self._use_fragments(tuple(map(tuple, state.rounds["fragments"])))
-        self._residuals = dict(state.rounds["residuals"]) if self._bits else {}
+        self._model.take(state.tensors, self._rounds.round)
+        self._model.outer.load_state_dict(state.outer)
+        self._model.residuals = dict(state.rounds["residuals"]) if self._bits else {}
+        self._fragments.load_state_dict(state.rounds)
+        self._keep_answers()
         self._saved_round = self._rounds.round
-        self._remember_buffers()
         _log.info("goes on in round %d, from %s", self._rounds.round, state.path)
 
 
@@ -672,42 +584,3 @@ def check_same_model(given: Mapping[str, torch.Tensor], saved: Mapping[str, torc
         check_shapes("server", given, saved)
     except WorkerRefused as refusal:
         raise UsageError(f"model: the save is of another one ({refusal.message}); use another save_dir") from None
-
-
-def _part(tensors: Mapping[str, torch.Tensor], *, is_buffers: bool) -> dict[str, torch.Tensor]:
-    return {name: tensor for name, tensor in tensors.items() if name.startswith(BUFFER_PREFIX) == is_buffers}
-
-
-def _parts(delta: FlatTensors, *, are_buffers: bool) -> Iterator[torch.Tensor]:
-    """Return all values, a chunk after another: of deltas that arrive at once, none is copied as a whole."""
-    for name, shape in delta.shapes.items():
-        if name.startswith(BUFFER_PREFIX) == are_buffers:
-            for begin in range(0, math.prod(shape), CHUNK):
-                yield delta.part(name, slice(begin, begin + CHUNK))
-
-
-def _check_weight(worker: str, weighting: str, weight: int) -> None:
-    """Raise WorkerRefused if a delta has no weight."""
-    if weight == 0:
-        how = "use a DiLoCoSampler" if weighting == "samples" else "call count_tokens() in each step"
-        raise WorkerRefused(
-            RefusalKind.BAD_DELTA,
-            f"weighting={weighting!r}: worker {worker!r} has counted no {weighting} since its base round; {how}, or "
-            "set weighting='equal' on the server",
-        )
-
-
-def _count_in(frame: ArrayFrame, name: str, *, default: int) -> int:
-    """Return a number that a worker sends with its delta."""
-    text = frame.metadata.get(name, "")
-    return int(text) if text.isdecimal() else default
-
-
-def _mapped(file: IO[bytes]) -> ArrayFrame:
-    """Return the frame in a file. Its pages are read as they are needed, and live as long as an array."""
-    file.flush()
-    try:
-        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    except ValueError:
-        raise UsageError("frame: is empty; send it again, whole") from None
-    return decode(memoryview(memory))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from .arrays import Array, norm_of
+from .arrays import Array
 from .refusal import RefusalKind, WorkerRefused
 
 MOST_TIMES_MEDIAN = 10.0
@@ -40,15 +40,6 @@ def check_shapes(worker: str, delta: Mapping[str, Array], parameters: Mapping[st
 
 def _differs(array: Array, parameter: Array | None) -> bool:
     return parameter is not None and tuple(array.shape) != tuple(parameter.shape)
-
-
-def delta_norm(arrays: Iterable[Array]) -> float:
-    """Return the Euclidean norm of all arrays of a delta together. It is not finite if any element is not.
-
-    Args:
-        arrays: Arrays of any shapes, float32 or float64: norms of float16 would overflow.
-    """
-    return math.hypot(*map(norm_of, arrays))
 
 
 class NormGuard:

@@ -36,7 +36,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...errors import SkywardError, UsageError
-from .exchange import DeltaExchange, GlobalParameters, Shaped, Standing, spool
+from .examination import Shaped
+from .exchange import DeltaExchange, GlobalParameters, Standing, spool
 from .frames import decode, largest_frame, size_of
 from .page_file import page_file
 from .refusal import WorkerRefused

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 
 import torch
 
 from ...errors import UsageError
 from ..parts import is_dtensor
-from .compression import SCALE_PREFIX, Compressed, compressed_in, description
+from .compression import BLOCK, SCALE_PREFIX, Compressed, compressed_in, description
 from .frames import BUFFER_PREFIX, ArrayFrame, WireArray, encode
 
+CHUNK = 255 * BLOCK
+"""Values of a chunk: 128 KiB of float32. Whole blocks, so that compressed arrays can be cut there.
+
+torch shares arrays of 2**15 values between threads, which wait for each other with busy processors.
+"""
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
 
 
@@ -73,7 +79,7 @@ def _check_dtype(name: str, array: WireArray) -> None:
 
 
 class FlatTensors:
-    """Arrays of a frame as flat float32 tensors, decoded in parts.
+    """Arrays of a frame, to be decoded in chunks.
 
     Args:
         frame: A frame that `to_tensors` can read.
@@ -89,12 +95,29 @@ class FlatTensors:
                 _check_dtype(name, array)
                 self.shapes[name] = array.shape
 
-    def part(self, name: str, chunk: slice) -> torch.Tensor:
-        """Return some values of an array. They share the frame's memory if they are float32 there."""
+    def chunks(self, name: str) -> Iterator[torch.Tensor | Compressed]:
+        """Return the values of an array as they have arrived, flat, in chunks. They share the frame's memory."""
         if name in self._compressed:
-            return self._compressed[name].part(chunk).decoded()
+            compressed = self._compressed[name]
+            size = math.prod(compressed.shape)
+            return (compressed.part(slice(begin, begin + CHUNK)) for begin in range(0, size, CHUNK))
         array = self._arrays[name]
-        return torch.frombuffer(array.data, dtype=_DTYPES[array.dtype])[chunk].float()
+        if array.data.nbytes == 0:
+            return iter(())
+        return iter(torch.frombuffer(array.data, dtype=_DTYPES[array.dtype]).split(CHUNK))
+
+
+def decode_into(target: torch.Tensor, chunk: torch.Tensor | Compressed) -> torch.Tensor:
+    """Set a flat tensor to the values of a chunk, and return it."""
+    return target.copy_(chunk.decoded() if isinstance(chunk, Compressed) else chunk)
+
+
+def squares_of(chunk: torch.Tensor) -> float:
+    """Return the sum of the squares of a flat chunk. It is not finite if any value is not.
+
+    A product with a matrix of one row: `torch.dot` shares even short tensors between threads, at 50 times the cost.
+    """
+    return float(chunk.view(1, -1).mv(chunk))
 
 
 def exchanged(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -3,25 +3,41 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 
 import pytest
 import torch
 
 from skyward.training.diloco.algorithm import DeltaMean
 from skyward.training.diloco.compression import compress
+from skyward.training.diloco.delta_means import DeltaMeans, DeltaSummary
 from skyward.training.diloco.frames import BUFFER_PREFIX, ArrayFrame, decode
-from skyward.training.diloco.summary import CHUNK, summarize
-from skyward.training.diloco.tensors import frame_of, to_tensors
+from skyward.training.diloco.tensors import CHUNK, frame_of, to_tensors
 
 SHAPES = {"large": (2, CHUNK // 2 + 77), "odd": (3, 5), "scalar": (), "empty": (0, 4), f"{BUFFER_PREFIX}mean": (9,)}
 WEIGHTS = {"a": 1, "b": 3, "c": 2}
 
 
-def frames(wire: str) -> dict[str, ArrayFrame]:
+def summarize(
+    deltas: Mapping[str, ArrayFrame],
+    weights: Mapping[str, float],
+    norms: Mapping[str, float],
+    direction: Mapping[str, torch.Tensor] | None = None,
+) -> tuple[dict[str, torch.Tensor], DeltaSummary]:
+    """Return the whole mean, and the figures."""
+    means = DeltaMeans(deltas, weights, norms, direction=direction)
+    whole = {name: torch.full(shape, math.nan) for name, shape in means.shapes.items()}
+    for name, tensor in whole.items():
+        for chunk, mean in means.chunks(name):
+            tensor.view(-1)[chunk] = mean
+    return whole, means.summary()
+
+
+def frames(wire: str, workers: Iterable[str] = WEIGHTS) -> dict[str, ArrayFrame]:
     generator = torch.Generator().manual_seed(5)
     common = {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
     made = {}
-    for worker in WEIGHTS:
+    for worker in workers:
         delta = {name: tensor + torch.randn(tensor.shape, generator=generator) for name, tensor in common.items()}
         packed = {
             name: tensor if name.startswith(BUFFER_PREFIX) or not wire.isdecimal() else compress(tensor, int(wire))
@@ -46,10 +62,10 @@ def test_mean_and_angles_are_those_of_whole_deltas(wire: str) -> None:
         whole.add(worker, to_tensors(frame), weight=WEIGHTS[worker])
     expected = whole.take()
 
-    found = summarize(deltas, WEIGHTS, norms)
+    found_mean, found = summarize(deltas, WEIGHTS, norms)
 
-    assert found.mean.keys() == SHAPES.keys()
-    assert all(torch.equal(found.mean[name], tensor) for name, tensor in expected.items())
+    assert found_mean.keys() == SHAPES.keys()
+    assert all(torch.equal(found_mean[name], tensor) for name, tensor in expected.items())
     mean = sum(vectors[worker] * weight for worker, weight in WEIGHTS.items()) / sum(WEIGHTS.values())
     assert isinstance(mean, torch.Tensor)
     assert found.norm == pytest.approx(float(mean.norm()), rel=1e-4)
@@ -58,16 +74,25 @@ def test_mean_and_angles_are_those_of_whole_deltas(wire: str) -> None:
         assert found.cosines[worker] == pytest.approx(cosine, abs=1e-4)
 
 
+def test_the_deltas_of_many_workers_are_added_in_the_order_of_their_ids() -> None:
+    names = [f"w{number:02}" for number in range(19)]
+    deltas, whole = frames("float32", names), DeltaMean()
+    for name in names:
+        whole.add(name, to_tensors(deltas[name]))
+    found, _ = summarize(dict(reversed(deltas.items())), dict.fromkeys(names, 1), dict.fromkeys(names, 1.0))
+    assert all(torch.equal(found[name], tensor) for name, tensor in whole.take().items())
+
+
 def test_a_direction_replaces_the_mean_and_missing_names_count_as_nothing() -> None:
     delta = decode(bytearray(b"".join(frame_of({"x": torch.tensor([3.0, 4.0]), "y": torch.tensor([12.0])}, {}))))
-    found = summarize({"a": delta}, {"a": 1}, {"a": 13.0}, direction={"x": torch.tensor([1.0, 0.0])})
+    _, found = summarize({"a": delta}, {"a": 1}, {"a": 13.0}, direction={"x": torch.tensor([1.0, 0.0])})
     assert found.norm == pytest.approx(13.0)
     assert found.cosines["a"] == pytest.approx(3 / 13)
-    assert summarize({"a": delta}, {"a": 1}, {"a": 13.0}, direction={}).cosines == {"a": None}
+    assert summarize({"a": delta}, {"a": 1}, {"a": 13.0}, direction={})[1].cosines == {"a": None}
 
 
 def test_no_angle_is_claimed_where_there_is_none() -> None:
     nothing = decode(bytearray(b"".join(frame_of({"x": torch.zeros(3)}, {}))))
-    found = summarize({"a": nothing, "b": nothing}, {"a": 1, "b": 1}, {"a": 0.0, "b": 0.0})
+    _, found = summarize({"a": nothing, "b": nothing}, {"a": 1, "b": 1}, {"a": 0.0, "b": 0.0})
     assert found.cosines == {"a": None, "b": None}
     assert math.isclose(found.norm, 0.0)
