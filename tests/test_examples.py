@@ -74,6 +74,10 @@ SHOWS: dict[str, tuple[str, ...]] = {
     "49_ray": (r"pi is about 3\.14, by Ray on 2 nodes",),
     "50_existing_ray": (r"node 0 of 2\nnode 1 of 2", r"sum: 328350"),
     "51_diloco": (r"node 0: 4 synchronisations, 0\.02\d MB sent, accuracy (0\.9\d\d)\nnode 1: .* accuracy \1\n",),
+    "52_diloco_friends": (
+        r"ada: 4 synchronisations of 0\.00\d+ MB, accuracy (0\.[6-9]\d)\ngrace: .*, accuracy \1\n",
+        r"accepted tokens: \{'ada': False, 'grace': True\}",
+    ),
     "09_jax": (
         r"(?:\[node 0 rank 0\] epoch +\d+  loss \d\.\d+\n)+",
         r"trained on 2 devices: test accuracy 0\.9[5-9]",
