@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
+import numpy  # noqa: F401  # torch installs without it, and fails at the first frame: fail at the import instead
 import torch
 
 from ...errors import UsageError

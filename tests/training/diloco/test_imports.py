@@ -19,3 +19,10 @@ def test_no_framework_is_loaded() -> None:
 
 def test_examples_run() -> None:
     assert sum(run_examples(module) for module in (algorithm, async_rounds, dealing, guard, rounds, schedule)) > 10
+
+
+def test_a_machine_without_numpy_is_told_when_the_worker_is_imported() -> None:
+    """torch installs without numpy, and would fail at the first frame."""
+    code = "import sys; sys.modules['numpy'] = None; from skyward.training.diloco import DiLoCoWorker"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "DiLoCoWorker: requires numpy, which is not installed here; pip install 'skyward[diloco]'" in done.stderr

@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-import ipaddress
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from skyward.errors import UsageError
 from skyward.training.diloco import DiLoCoServer
+from tests.training.diloco.certificates import write_certificate
 from tests.training.diloco.runs import are_equal, make_model, serving, state_of, train, worker_of
 
 
 @pytest.fixture
 def cert(tmp_path: Path) -> Path:
-    """Write a key and a certificate for 127.0.0.1 that it has signed itself, as `openssl req -x509` does."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "server of a test")])
-    now = datetime.now(UTC)
-    made = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    path = tmp_path / "server.pem"
-    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    path.write_bytes(secret + made.public_bytes(Encoding.PEM))
-    return path
+    """Return a file with a certificate for 127.0.0.1 and its key."""
+    return write_certificate(tmp_path, "127.0.0.1")[1]
 
 
 def test_workers_train_over_tls_with_the_certificate_of_the_server(cert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
