@@ -126,6 +126,7 @@ LISTED = {
     "training/diloco/flight.py:Flight.__init__": "kept, and raised when the fragment is applied",
     "training/diloco/pool_server.py:PoolServer.__init__": "logged; requests are answered that the server has ended",
     "training/diloco/server.py:DiLoCoServer.start": "logged; the server ends, or a round waits for its next message",
+    "training/diloco/server.py:DiLoCoServer.stop": "logged; the save before the last one stays the newest",
     "training/diloco/worker.py:DiLoCoWorker.start": "logged; heartbeats go on",
     "training/evaluation/dispatchers/process_main.py:main": "the process ends, and the evaluation is given to another",
     "training/evaluation/dispatchers/seats.py:SeatedDispatcher._fill": "the evaluation fails",

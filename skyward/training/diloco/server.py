@@ -24,6 +24,8 @@ from .tokens import ServerTokens, token_in
 
 START_S = 60.0
 """Longest wait for the event loop to answer requests, in seconds."""
+STOP_S = 600.0
+"""Longest wait for the last save, in seconds."""
 LAST_ANSWERS_S = 2
 """Seconds that running requests have to end once the server stops."""
 
@@ -132,6 +134,7 @@ class DiLoCoServer:
         self._server: uvicorn.Server | None = None
         self._app: DiLoCoApp | None = None
         self._threads: list[threading.Thread] = []
+        self._ending: threading.Thread | None = None
 
     @property
     def token(self) -> str:
@@ -197,17 +200,28 @@ class DiLoCoServer:
             thread.start()
         self._await_start(self._server)
 
-    def stop(self) -> None:
-        """Save, end all requests, and return when nothing runs. Idempotent."""
+    def stop(self, timeout_s: float = STOP_S) -> bool:
+        """Save, end all requests, and return when nothing runs. Idempotent.
+
+        Args:
+            timeout_s: Longest wait, in seconds. A disk may stall, and its writer cannot be interrupted.
+
+        Returns:
+            Whether it has ended. If not, its threads end once the disk goes on, or with the process.
+        """
         self._stop.set()
         if self._server is None or self._app is None:
-            return
+            return True
         self._app.end_waits()
         self._server.should_exit = True
-        for thread in self._threads:
-            thread.join()
-        self._server = None
-        end_exchange(self._exchange)
+        if self._ending is None:
+            self._ending = threading.Thread(target=self._end, name="skyward-diloco-end", daemon=True)
+            self._ending.start()
+        self._ending.join(timeout_s)
+        if self._ending.is_alive():
+            _log.error("the server has not saved its last state after %g s; it is lost if the process ends", timeout_s)
+            return False
+        return True
 
     def wait(self) -> None:
         """Return when an operator asks the server to stop (`skyward diloco stop`), or another thread calls `stop`."""
@@ -254,6 +268,15 @@ class DiLoCoServer:
         finally:
             self._socket.close()
             self._stop.set()
+
+    def _end(self) -> None:
+        for thread in self._threads:
+            thread.join()
+        try:
+            end_exchange(self._exchange)
+        except Exception:
+            _log.exception("the last state could not be saved")
+        self._server = None
 
     def _look(self) -> None:
         while not self._stop.wait(self._look_s):

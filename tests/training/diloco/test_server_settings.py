@@ -87,3 +87,16 @@ def test_a_last_save_that_stalls_keeps_its_owner_and_holds_up_nobody_forever(tmp
     assert former.has_ended
     successor.stop(60)
     assert successor.has_ended
+
+
+def test_a_server_whose_last_save_stalls_is_not_waited_for_forever(tmp_path: Path) -> None:
+    gate = threading.Event()
+    gate.set()
+    server = DiLoCoServer(make_model(), port=0, save_dir=tmp_path, outer_optimizer=StallingSGD(gate))
+    server.start()
+    gate.clear()
+    try:
+        assert not server.stop(timeout_s=0)
+    finally:
+        gate.set()
+    assert server.stop(timeout_s=60)
