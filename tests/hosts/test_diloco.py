@@ -80,7 +80,7 @@ def test_workers_on_hosts_of_two_regions_train_over_tls_with_tokens(
             server.revoke_token("oslo")
             refused = train(f"https://{lines[1].host}:{lines[1].port}", ca.read_text(), tokens["oslo"], "oslo")
             with pytest.raises(UsageError, match="the one of worker 'oslo' was revoked"):
-                refused >> pool.node(1)  # type: ignore[operator]
+                refused >> pool.node(1)
         address = f"https://{lines[0].host}:{lines[0].port}"
         assert DiLoCoClient(address, token=tokens["berlin"], ca=str(ca)).ask("/status")["workers"] == []
     nothing_runs_on(hosts)
