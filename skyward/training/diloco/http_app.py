@@ -1,6 +1,7 @@
 """HTTP API of a server: each route is a question to the `DeltaExchange`, or a delta for it.
 
-    POST /join /leave /heartbeat          JSON: worker, session, ...
+    POST /join /leave                     JSON: worker, session, ...
+    POST /heartbeat                       JSON: the same; with wait_s it is answered once the worker is in a round
     GET  /parameters?worker=              a frame
     PUT  /parameters?worker=&session=     a frame, from the first worker
     PUT  /updates?worker=&session=&base_round=&number=
@@ -13,7 +14,8 @@
     POST /tokens/add /tokens/revoke       JSON: worker
 
 An upload is answered when it has arrived, and not when its round closes. A worker then asks for the answer, and asks
-again until there is one. So a connection that breaks costs no transfer that has ended.
+again until there is one. So a connection that breaks costs no transfer that has ended. A question that waits is a life
+sign of its worker while its connection stands.
 
 204: not yet. 401: no token that is accepted. 403: not with this token. 404: the delta is unknown here, send it. 409:
 refused, with the kind of the refusal.
@@ -22,11 +24,12 @@ refused, with the kind of the refusal.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -51,6 +54,8 @@ MOST_MODEL_BYTES = 2**40
 """Largest frame before there is a model. Afterwards the limit is that of its shapes."""
 MOST_WAIT_S = 30.0
 """Longest wait for an answer in one request. The worker then asks again."""
+LIFE_SIGN_S = 1.0
+"""Time between two life signs of a worker whose question waits."""
 _PIECE = 2**20
 _DISCARDED_BYTES = 2**28
 """Most bytes beyond the limit of a body that are read and discarded. A connection that is closed while bytes arrive is
@@ -58,6 +63,7 @@ reset, and the answer may be lost with it."""
 
 _SCOPE, _BEARER = "skyward.worker", b"Bearer "
 
+T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -176,7 +182,13 @@ class DiLoCoApp:
         if not isinstance(figures, dict) or len(figures) > 32:
             raise UsageError("figures: must be a table of at most 32 numbers; send fewer")
         worker, session = _speaker(request, body["worker"]), str(body["session"])
-        return _standing(await run_in_threadpool(self._exchange.hear, worker, session, figures))
+        standing = await self._await_answer(
+            request,
+            lambda: self._exchange.hear(worker, session, figures),
+            is_final=lambda standing: standing.is_awaited,
+            wait_s=float(body.get("wait_s", 0)),
+        )
+        return _standing(standing)
 
     async def _parameters(self, request: Request) -> Response:
         worker = request.query_params.get("worker", "")
@@ -211,22 +223,33 @@ class DiLoCoApp:
 
     async def _answer(self, request: Request) -> Response:
         key, session = _key(request), request.query_params["session"]
+        answer = await self._await_answer(
+            request,
+            lambda: self._exchange.find(key, session),
+            is_final=lambda answer: answer != "open",
+            wait_s=float(request.query_params.get("wait_s", 0)),
+        )
+        if answer == "unknown":
+            return JSONResponse({"kind": "unknown", "message": "this delta is unknown; send it"}, status_code=404)
+        return self._sent(answer, key.worker) if isinstance(answer, GlobalParameters) else Response(status_code=204)
+
+    async def _await_answer(
+        self, request: Request, ask: Callable[[], T], *, is_final: Callable[[T], bool], wait_s: float
+    ) -> T:
+        """Ask the exchange until its answer is final, the time is over, or the server stops. Return the last answer.
+
+        It asks after each change, and at least every `LIFE_SIGN_S`, because the exchange hears the worker each time.
+        """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + min(float(request.query_params.get("wait_s", 0)), MOST_WAIT_S)
+        deadline = loop.time() + min(wait_s, MOST_WAIT_S)
         while True:
             change = self._changes.next()  # before the question, so that no change is missed
-            answer = await run_in_threadpool(self._exchange.find, key, session)
-            if answer == "unknown":
-                return JSONResponse({"kind": "unknown", "message": "this delta is unknown; send it"}, status_code=404)
-            if isinstance(answer, GlobalParameters):
-                return self._sent(answer, key.worker)
+            answer = await run_in_threadpool(ask)
             left = deadline - loop.time()
-            if left <= 0 or self.is_stopping:
-                return Response(status_code=204)
-            try:
-                await asyncio.wait_for(change.wait(), left)
-            except TimeoutError:
-                return Response(status_code=204)
+            if is_final(answer) or left <= 0 or self.is_stopping or await request.is_disconnected():
+                return answer
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(change.wait(), min(left, LIFE_SIGN_S))
 
     def _sent(self, parameters: GlobalParameters, worker: str) -> Response:
         response = _frame(parameters)

@@ -546,10 +546,12 @@ class DiLoCoWorker:
     def _await_round(self, standing: Mapping[str, Any], deadline: float) -> None:
         """Return when this worker is a member of the open round."""
         while not standing["is_awaited"]:
-            if time.perf_counter() > deadline:
+            left = deadline - time.perf_counter()
+            if left <= 0:
                 raise ServerUnreachable(f"no round began within timeout={self._timeout_s:g} s")
-            self._ended.wait(0.1)
-            standing = self._client.ask("/heartbeat", {"worker": self._worker, "session": self._session})
+            self._ended.wait(0.1)  # a server that stops answers at once
+            body = {"worker": self._worker, "session": self._session, "wait_s": min(left, LONG_POLL_S)}
+            standing = self._client.ask("/heartbeat", body)
 
     def _load_current(self) -> None:
         frame = self._fetched()
