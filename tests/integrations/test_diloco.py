@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +202,7 @@ def test_it_stands_below_compute() -> None:
 
 
 def fit_as_ranks() -> tuple[int, int, list[float], list[int]]:
-    """Train with DDP inside a worker: each rank reads rows of its own."""
+    """Train with DDP inside a worker: each rank reads rows of its own. Rank 0 must not read for all."""
     from skyward.training import DDPTrainer, DDPTrainingArguments, DiLoCoCallback
     from skyward.training.diloco import DiLoCoSampler
     from tests.training.frameworks import same_records
@@ -230,6 +231,8 @@ def fit_as_ranks() -> tuple[int, int, list[float], list[int]]:
     )
     joining = DiLoCoCallback()
     loader = torch.utils.data.DataLoader(Rows(), 2, sampler=DiLoCoSampler(Rows(), joining))
+    with pytest.raises(UsageError, match=r"dispatch_batches=True: .*DiLoCoSampler.*; set dispatch_batches=False"):
+        DDPTrainer(same_records.Line(), replace(args, dispatch_batches=True), train_dataset=loader).train()
     trainer = DDPTrainer(same_records.Line(), args, train_dataset=loader, callbacks=[joining])
     trainer.train()
     count = max(record.get("diloco/sync_count", 0) for record in trainer.state.log_history)

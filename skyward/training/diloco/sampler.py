@@ -52,6 +52,9 @@ class DiLoCoSampler(Sampler[int]):
         3
     """
 
+    is_dealt_to_ranks = True
+    """Each rank has rows of its own, so a trainer whose rank 0 reads for all refuses the sampler."""
+
     def __init__(
         self,
         data_source: Sized,

@@ -175,7 +175,7 @@ def make_stream(
             decides who reads.
 
     Raises:
-        UsageError: a rank that reads has no data set.
+        UsageError: a rank that reads has no data set, or rank 0 reads for all from a loader that deals rows to ranks.
     """
     dispatches = ranks.world_size > 1 and (shares is not None or _dispatches(dataset, args))
     is_planned = dispatches or is_map_style(dataset)
@@ -197,10 +197,17 @@ def is_map_style(dataset: Any) -> bool:
 
 
 def _dispatches(dataset: Any, args: TrainingArguments) -> bool:
+    sampler = getattr(dataset, "sampler", None)
+    is_dealt = getattr(sampler, "is_dealt_to_ranks", False)
+    if is_dealt and args.dispatch_batches:
+        raise UsageError(
+            f"dispatch_batches=True: rank 0 would read its own share of the rows for all, because {type(sampler).__name__} "
+            "deals each rank a share; set dispatch_batches=False"
+        )
     if args.dispatch_batches is not None:
         return args.dispatch_batches
-    if is_loader(dataset):  # with a DistributedSampler, each rank reads its own batches
-        return not isinstance(getattr(dataset, "sampler", None), torch.utils.data.DistributedSampler)
+    if is_loader(dataset):  # with a DistributedSampler, too, each rank reads its own batches
+        return not (is_dealt or isinstance(sampler, torch.utils.data.DistributedSampler))
     return not is_map_style(dataset)
 
 
