@@ -9,7 +9,7 @@ import secrets
 
 from ...errors import UsageError
 from ..checkpoint.retention import latest_checkpoint
-from .frames import BUFFER_PREFIX, ArrayFrame, decode, encode
+from .frames import BUFFER_PREFIX, FROZEN_PREFIX, ArrayFrame, decode, encode
 
 MODEL_FILE = "model.safetensors"
 
@@ -39,7 +39,9 @@ def export_model(frame: ArrayFrame, folder: str | os.PathLike[str]) -> str:
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, MODEL_FILE)
     unfinished = f"{path}.{secrets.token_hex(8)}"
-    arrays = {name.removeprefix(BUFFER_PREFIX): array for name, array in frame.arrays.items()}
+    arrays = {
+        name.removeprefix(BUFFER_PREFIX).removeprefix(FROZEN_PREFIX): array for name, array in frame.arrays.items()
+    }
     try:
         with open(unfinished, "wb") as file:
             for piece in encode(arrays, {"format": "pt"}):

@@ -13,6 +13,7 @@ from .guard import NormGuard
 from .refusal import RefusalKind, WorkerRefused
 from .rounds import UpdateKey
 from .schedule import split_parameters
+from .tensors import in_rounds
 
 
 class AgreedFragments:
@@ -39,7 +40,7 @@ class AgreedFragments:
         Raises:
             WorkerRefused: The workers that are present have other fragments.
         """
-        fragments = split_parameters({name: math.prod(shaped.shape) for name, shaped in layout.items()}, number)
+        fragments = split_parameters({name: math.prod(layout[name].shape) for name in in_rounds(layout)}, number)
         if list(map(set, fragments)) == list(map(set, self._names)):
             return
         if self._names and not is_alone:
@@ -58,9 +59,8 @@ class AgreedFragments:
 
     def part_of(self, tensors: Mapping[str, torch.Tensor], key: UpdateKey) -> dict[str, torch.Tensor]:
         """Return the tensors that an update changes."""
-        if len(self._names) <= 1:
-            return dict(tensors)
-        return {name: tensors[name] for name in self._names[self.of(key)]}
+        names = in_rounds(tensors) if len(self._names) <= 1 else self._names[self.of(key)]
+        return {name: tensors[name] for name in names}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the names, and the norms of the guards, as values for JSON."""

@@ -22,6 +22,8 @@ from ...errors import UsageError
 
 BUFFER_PREFIX = "buffer:"
 """Begins the name of a buffer on the wire. A server averages buffers, and its outer optimizer leaves them alone."""
+FROZEN_PREFIX = "frozen:"
+"""Begins the name of a parameter that no worker trains. It travels with the whole model, and in no round."""
 ITEM_BYTES = {"F32": 4, "BF16": 2, "U8": 1}
 """Bytes of one value, by the name of its dtype. Bytes are the codes of compressed arrays (see `compression`)."""
 MOST_HEADER_BYTES = 16 * 2**20

@@ -6,7 +6,7 @@ place in the schedule travels with them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from ...errors import UsageError
 from ..parts import unwrapped
 from .dealing import Hand
 from .schedule import SyncSchedule
-from .tensors import exchanged
+from .tensors import exchanged, in_rounds
 from .worker import DiLoCoWorker, innermost
 
 
@@ -78,7 +78,7 @@ class WorkerOfRanks:
         dist.broadcast_object_list(error)
         if error[0] is not None:
             raise UsageError(error[0])
-        self._share()
+        self._share(self._tensors)
         if self._optimizer is not None:
             self._hook = self._optimizer.register_step_post_hook(lambda *_: self.count_step())
 
@@ -88,7 +88,7 @@ class WorkerOfRanks:
         if self._leader is not None:
             self._leader.count_step()
         if acts:
-            self._share()
+            self._share(in_rounds(self._tensors))
 
     def count_tokens(self, tokens: int) -> None:
         """Count tokens of this rank. Those of rank 0 stand for all; see `DiLoCoWorker.count_tokens`."""
@@ -104,7 +104,7 @@ class WorkerOfRanks:
         """Apply a fragment on its way; see `DiLoCoWorker.finish`."""
         if self._leader is not None:
             self._leader.finish()
-        self._share()
+        self._share(in_rounds(self._tensors))
 
     def stop(self) -> None:
         """Leave the server, and count no more steps. It does not wait for other ranks. Idempotent."""
@@ -124,8 +124,8 @@ class WorkerOfRanks:
             self._leader.hand = self.hand
             self._leader.load_state_dict(state)
 
-    def _share(self) -> None:
-        """Give rank 0's parameters, its place in the schedule, and its deal of rows to all ranks."""
+    def _share(self, names: Iterable[str]) -> None:
+        """Give some of rank 0's tensors, its place in the schedule, and its deal of rows to all ranks."""
         places: list[Any] = [None, None]
         if self._leader is not None:
             places = [self._leader.state_dict()["schedule"], self.hand.state_dict()]
@@ -134,5 +134,5 @@ class WorkerOfRanks:
         if self._leader is None:
             self.hand.load_state_dict(places[1])
         with torch.no_grad():
-            for tensor in self._tensors.values():
-                dist.broadcast(tensor.detach(), src=0)
+            for name in names:
+                dist.broadcast(self._tensors[name].detach(), src=0)

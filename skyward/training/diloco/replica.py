@@ -13,7 +13,7 @@ from .algorithm import mix, pseudo_gradient
 from .compression import Compressed, compress_with_feedback
 from .frames import ArrayFrame
 from .schedule import split_parameters
-from .tensors import exchanged, frame_of, to_tensors
+from .tensors import exchanged, frame_of, in_rounds, to_tensors
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class Replica:
     def __init__(self, model: torch.nn.Module, *, num_fragments: int, alpha: float, is_bf16: bool, bits: int) -> None:
         self.tensors = exchanged(model)
         self._alpha, self._is_bf16, self._bits = alpha, is_bf16, bits
-        sizes = {name: tensor.numel() for name, tensor in self.tensors.items()}
+        sizes = {name: self.tensors[name].numel() for name in in_rounds(self.tensors)}
         self._fragments = split_parameters(sizes, num_fragments)
         self._received_in = [0] * num_fragments
         """Round in which each fragment was received."""
@@ -108,14 +108,15 @@ class Replica:
 
     def set_base(self, frame: ArrayFrame) -> None:
         """Take all parameters of the server as the base, and leave the model as it is."""
-        self._base = to_tensors(frame)
+        self._base = _moving(to_tensors(frame))
 
     @torch.no_grad()
     def load(self, frame: ArrayFrame) -> None:
         """Set the model to all parameters of the server."""
-        self.set_base(frame)
-        for name, value in (self._base or {}).items():
+        values = to_tensors(frame)
+        for name, value in values.items():
             self.tensors[name].copy_(value)
+        self._base = _moving(values)
         self._received_in = [_round_of(frame)] * self.num_fragments
 
     @torch.no_grad()
@@ -137,8 +138,8 @@ class Replica:
             received = {name: base[name] + update for name, update in received.items()}
         for name, value in received.items():
             self._apply(name, value, sent)
-        is_whole = len(received) == len(self.tensors)
-        self._base = {**base, **received} if base or is_whole else None
+        is_whole = received.keys() >= {name for names in self._fragments for name in names}
+        self._base = {**base, **_moving(received)} if base or is_whole else None
         self._residuals.update(sent.residuals or {})
         for fragment in range(self.num_fragments) if is_whole else (sent.fragment,):
             self._received_in[fragment] = _round_of(frame)
@@ -178,6 +179,10 @@ class Replica:
         if self._bits:
             self._residuals = dict(state.get("residuals", {}))
             self._base = dict(state.get("base", {})) or None
+
+
+def _moving(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensors[name] for name in in_rounds(tensors)}
 
 
 def _round_of(frame: ArrayFrame) -> int:

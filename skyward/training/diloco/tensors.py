@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy  # noqa: F401  # torch installs without it, and fails at the first frame: fail at the import instead
 import torch
@@ -11,7 +11,7 @@ import torch
 from ...errors import UsageError
 from ..parts import is_dtensor
 from .compression import BLOCK, SCALE_PREFIX, Compressed, compressed_in, description
-from .frames import BUFFER_PREFIX, ArrayFrame, WireArray, encode
+from .frames import BUFFER_PREFIX, FROZEN_PREFIX, ArrayFrame, WireArray, encode
 
 CHUNK = 255 * BLOCK
 """Values of a chunk: 128 KiB of float32. Whole blocks, so that compressed arrays can be cut there.
@@ -125,23 +125,36 @@ def exchanged(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return the tensors of a model that workers exchange, in the order of the model, by their names on the wire.
 
     These are its parameters, and its buffers of floating point, such as the running means of BatchNorm. Tied weights
-    are one tensor, under their first name. Parameters that need no gradient count as buffers: Keras keeps its running
-    means so. Integers, such as counters, stay where they are.
+    are one tensor, under their first name. Integers, such as counters, stay where they are.
+
+    Parameters that need no gradient, such as the base of LoRA, only come to a worker that joins. In a model of Keras
+    they count as buffers, because Keras keeps its running means so.
 
     Raises:
         UsageError: The model has no parameters, or ones that are sharded over ranks.
     """
+    prefix = BUFFER_PREFIX if _is_of_keras(model) else FROZEN_PREFIX
     tensors: dict[str, torch.Tensor] = {
-        name if parameter.requires_grad else BUFFER_PREFIX + name: parameter
+        name if parameter.requires_grad else prefix + name: parameter
         for name, parameter in model.named_parameters()
         if parameter.is_floating_point()
     }
     sharded = [name for name, tensor in tensors.items() if is_dtensor(tensor)]
     if sharded:
         raise UsageError(f"model: parameter {sharded[0]!r} is sharded over ranks; pass a model that is whole here")
-    if not tensors:
-        raise UsageError("model: has no parameters; pass one that can be trained")
+    if all(name.startswith(prefix) for name in tensors):
+        raise UsageError("model: has no parameters that need a gradient; pass one that can be trained")
     tensors.update(
         (BUFFER_PREFIX + name, buffer) for name, buffer in model.named_buffers() if buffer.is_floating_point()
     )
     return tensors
+
+
+def in_rounds(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of tensors that rounds exchange, in their order: all but frozen parameters."""
+    return tuple(name for name in names if not name.startswith(FROZEN_PREFIX))
+
+
+def _is_of_keras(model: torch.nn.Module) -> bool:
+    kinds = {kind for module in model.modules() for kind in type(module).__mro__}
+    return any(kind.__module__.partition(".")[0] == "keras" for kind in kinds)

@@ -201,8 +201,8 @@ def _dispatches(dataset: Any, args: TrainingArguments) -> bool:
     is_dealt = getattr(sampler, "is_dealt_to_ranks", False)
     if is_dealt and args.dispatch_batches:
         raise UsageError(
-            f"dispatch_batches=True: rank 0 would read its own share of the rows for all, because {type(sampler).__name__} "
-            "deals each rank a share; set dispatch_batches=False"
+            f"dispatch_batches=True: {type(sampler).__name__} deals each rank a share of the rows, and rank 0 would "
+            "read only its own, for all ranks; set dispatch_batches=False"
         )
     if args.dispatch_batches is not None:
         return args.dispatch_batches

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from skyward.errors import UsageError
 from skyward.training.diloco import DiLoCoWorker, OuterSGD
+from skyward.training.diloco.export import MODEL_FILE, export_model, saved_model
 from tests.training.diloco.lossy_line import ANSWER, LossyLine
 from tests.training.diloco.runs import TOKEN, are_equal, make_model, serving, state_of, step, together, train, worker_of
 
@@ -102,6 +104,32 @@ def test_the_first_worker_brings_the_model_and_tied_weights_travel_once() -> Non
         assert worker.force_sync()
     assert model.two.weight is model.one.weight
     assert torch.allclose(model.one.weight, before - 0.7 * 1.9)  # Nesterov's first step
+
+
+@pytest.mark.parametrize("options", [{}, {"num_fragments": 2}, {"quantization_bits": 4}], ids=str)
+def test_frozen_weights_come_to_a_newcomer_and_travel_in_no_round(options: dict[str, Any], tmp_path: Path) -> None:
+    def adapted(seed: int) -> torch.nn.Module:
+        torch.manual_seed(seed)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 256), torch.nn.Linear(256, 256), torch.nn.Linear(256, 1))
+        model[:2].requires_grad_(False)
+        return model
+
+    first, newcomer = adapted(0), adapted(1)
+    frozen = state_of(first[:2])  # type: ignore[index]  # a Sequential
+    with serving(save_dir=tmp_path) as server:
+        train(server, first, "a", 6, **options)
+        optimizer = torch.optim.SGD(newcomer.parameters(), lr=0.05)
+        with worker_of(server, newcomer, optimizer, "b", sync_every=2, **options) as worker:
+            assert are_equal(state_of(newcomer[:2]), frozen)  # type: ignore[index]
+            for number in range(2):
+                step(newcomer, optimizer, number)
+            metrics = worker.sync_metrics
+        export_model(saved_model(tmp_path), tmp_path / "exported")
+    assert metrics["diloco/sync_count"] > 0
+    assert 0 < metrics["diloco/last_send_mb"] < 0.01  # all weights would be 0.27
+    assert 0 < metrics["diloco/last_recv_mb"] < 0.01
+    assert are_equal(state_of(newcomer[:2]), frozen)  # type: ignore[index]
+    assert load_file(tmp_path / "exported" / MODEL_FILE).keys() == state_of(first).keys()
 
 
 def test_a_model_in_bfloat16_makes_no_progress_without_a_step() -> None:
