@@ -76,6 +76,14 @@ def test_the_page_shows_rounds_and_workers_and_has_the_controls(
     server.wait()
     server.stop()
     expect(page.locator("#state")).to_have_text("stopped")
+    with (  # at the same address, and soon ahead of the first server
+        serving(make_model(), port=int(address.rpartition(":")[2])) as another,
+        worker_of(another, make_model(), None, "oslo") as newcomer,
+    ):
+        assert all(newcomer.force_sync() for _ in range(4))
+        expect(page.locator("#rounds tbody tr")).to_have_count(4)
+        expect(page.locator("#legend")).to_contain_text("oslo")
+        expect(page.locator("#legend")).not_to_contain_text("berlin")
 
     assert {url.partition("?")[0].removeprefix(address) for url in asked} == {
         *("/", "/status", "/history", "/control/save", "/control/kick", "/control/stop"),

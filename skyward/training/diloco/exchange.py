@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import math
+import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -136,8 +137,11 @@ class DeltaExchange:
         self._facts, self._closed_at = ServerFacts(), math.nan
         self._saved_round: int | None = None
         self._save_error = ""
+        self._state_id = secrets.token_hex(8)
+        """Name of the training, which its saves keep."""
         if saves is not None:
             self._restore(saves)
+        self._origin = {"id": secrets.token_hex(8), "state": self._state_id, "began_in": rounds.round}
 
     def watch(self, changed: Callable[[], None]) -> None:
         """Call a function after each change that may answer a question. It is called with a lock held: be brief."""
@@ -332,6 +336,15 @@ class DeltaExchange:
                 "saved_round": self._saved_round,
                 "save_error": self._save_error,
             }
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """Origin of the history, as values for JSON.
+
+        The `id` is another one after each start. The `state` is the same if the server goes on with the same training.
+        Its rounds count from `began_in`, which may be earlier than the last round that was seen.
+        """
+        return self._origin
 
     def history(self, first: int = 0) -> list[dict[str, Any]]:
         """Return the facts about the last rounds from a number on, as values for JSON. It waits for no round."""
@@ -546,6 +559,7 @@ class DeltaExchange:
             **self._fragments.state_dict(),
             "residuals": self._model.residuals,
             "is_async": self._is_async,
+            "state_id": self._state_id,
         }
         assert self._model.tensors is not None
         path = saves.save(self._rounds.round, self._model.tensors, self._model.outer.state_dict(), rounds)
@@ -570,6 +584,7 @@ class DeltaExchange:
         self._fragments.load_state_dict(state.rounds)
         self._keep_answers()
         self._saved_round = self._rounds.round
+        self._state_id = str(state.rounds.get("state_id", self._state_id))  # older saves have none
         _log.info("goes on in round %d, from %s", self._rounds.round, state.path)
 
 

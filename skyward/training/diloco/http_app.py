@@ -8,7 +8,7 @@
     GET  /answers?worker=&session=&base_round=&number=&wait_s=
     GET  /                                the page; it needs no token
     GET  /status                          JSON
-    GET  /history?first=                  JSON: the facts about the last rounds
+    GET  /history?first=                  JSON: the facts about the last rounds, and the server's start (see `origin`)
     POST /control/save /control/kick /control/stop
     GET  /tokens                          JSON: workers, and whether the token of each is accepted
     POST /tokens/add /tokens/revoke       JSON: worker
@@ -264,7 +264,8 @@ class DiLoCoApp:
 
     async def _history(self, request: Request) -> Response:
         first = int(request.query_params.get("first", 0))
-        return JSONResponse({"rounds": await run_in_threadpool(self._exchange.history, first)})
+        rounds = await run_in_threadpool(self._exchange.history, first)
+        return JSONResponse({**self._exchange.origin, "rounds": rounds})
 
     async def _control(self, request: Request) -> Response:
         _check_operator(request)

@@ -79,12 +79,13 @@ def watch(
 def _follow(
     client: DiLoCoClient, view: _View, every_s: float, patience_s: float, sleep: Callable[[float], None]
 ) -> str:
-    rounds: list[Facts] = []
+    history = _History()
     status: Facts | None = None
-    following, silent_s = 0, 0.0
+    silent_s = 0.0
     while True:
         try:
-            status, new = _news(client, following)
+            status = client.ask("/status")
+            new = history.fetch(client)
             if silent_s:
                 view.tell("answers again")
             silent_s = 0.0
@@ -97,19 +98,31 @@ def _follow(
                 view.tell(f"does not answer: {error}")
             silent_s += every_s
         else:
-            # A server that was killed may have gone back to an older save.
-            rounds = [facts for facts in rounds if facts["round"] < min(following, status["round"])]
-            rounds = [*rounds, *new][-KEPT_ROUNDS:]
-            following = rounds[-1]["round"] + 1 if rounds else status["round"]
-            view.show(status, new, rounds)
+            view.show(status, new, history.rounds)
         sleep(every_s)
 
 
-def _news(client: DiLoCoClient, following: int) -> tuple[Facts, list[Facts]]:
-    """Return the state, and the rounds that are new."""
-    status = client.ask("/status")
-    first = min(following, status["round"])
-    return status, client.ask(f"/history?first={first}")["rounds"]
+class _History:
+    """Closed rounds of a server, also over its restarts."""
+
+    def __init__(self) -> None:
+        self.rounds: list[Facts] = []
+        self._id = self._state = ""
+
+    def fetch(self, client: DiLoCoClient) -> list[Facts]:
+        """Return the rounds that are new.
+
+        A server that was killed may have gone back to an older save. One that has no save begins another training.
+        """
+        answer = client.ask(f"/history?first={self.rounds[-1]['round'] + 1 if self.rounds else 0}")
+        if answer["id"] != self._id:
+            answer = client.ask("/history")
+            is_same = answer["state"] == self._state
+            self.rounds = [facts for facts in self.rounds if is_same and facts["round"] < answer["began_in"]]
+            self._id, self._state = answer["id"], answer["state"]
+        new: list[Facts] = answer["rounds"]
+        self.rounds = [*self.rounds, *new][-KEPT_ROUNDS:]
+        return new
 
 
 # Lines ----------------------------------------------------------------------------------------------------------------

@@ -69,6 +69,29 @@ def test_a_server_that_comes_back_is_followed_on(tmp_path: Any) -> None:
     assert "round 2, " in words
 
 
+def test_the_rounds_of_another_training_begin_again() -> None:
+    """The other server starts at the same address, and is ahead of the first one when it is seen."""
+    out = io.StringIO()
+    with serving(make_model()) as first:
+        port, client = int(first.address.rpartition(":")[2]), DiLoCoClient(first.address, token=TOKEN)
+        second: list[Any] = []
+
+        def start_another() -> None:
+            first.stop()
+            another = serving(make_model(), port=port)
+            second.append(another)
+            train(another.__enter__(), make_model(), "a", 6)
+
+        changes: list[Callable[[], Any]] = [
+            lambda: train(first, make_model(), "a", 3),
+            start_another,
+            lambda: second.pop().__exit__(None, None, None),
+        ]
+        watch(client, out=out, patience_s=3.0, sleep=lambda _: changes.pop(0)() if changes else None)
+    lines = [line.partition(":")[0] for line in out.getvalue().splitlines()]
+    assert [line for line in lines if line.startswith("round ")] == ["round 0", "round 0", "round 1"]
+
+
 def test_a_server_that_was_never_there_or_refuses_the_token_is_an_error() -> None:
     with pytest.raises(ServerUnreachable):
         watch(DiLoCoClient("127.0.0.1:1", token=TOKEN), out=io.StringIO())

@@ -72,8 +72,8 @@ async function request(path, body) {
 
 /** @type {Round[]} */
 let rounds = [];
-/** Round that is asked for next. */
-let next = 0;
+/** Start of the server that they are from, and its training; see `DeltaExchange.origin`. */
+let origin = { id: "", state: "" };
 /** @type {any} */
 let status = null;
 /** Whether this page has stopped the server, and whether it has ended since. */
@@ -90,11 +90,15 @@ function colorOf(worker) {
 
 async function fetchNews() {
   const now = await request("/status");
-  if (now.round < next) next = now.round; // the server went back to its last save
-  rounds = rounds.filter(({ round }) => round < next);
-  const { rounds: added } = await request(`/history?first=${next}`);
-  rounds = [...rounds, ...added].slice(-KEPT);
-  if (rounds.length) next = rounds[rounds.length - 1].round + 1;
+  let answer = await request(`/history?first=${rounds.length ? rounds[rounds.length - 1].round + 1 : 0}`);
+  if (answer.id !== origin.id) {
+    // It may go on from an older save, or with another training, whose rounds begin again.
+    answer = await request("/history");
+    const isSame = answer.state === origin.state;
+    rounds = rounds.filter(({ round }) => isSame && round < answer.began_in);
+    origin = answer;
+  }
+  rounds = [...rounds, ...answer.rounds].slice(-KEPT);
   status = now;
 }
 
