@@ -51,7 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
             {"id": call.number, "name": call.name, "state": call.state, "node": call.node, "since": call.since}
             for call in seen.calls
         ]
-        print(as_json({"calls": calls, "client": seen.client, "left_s": seen.left_s, "is_ending": seen.is_ending}))
+        others = {"left_s": seen.left_s, "is_ending": seen.is_ending, "lost": list(seen.lost)}
+        print(as_json({"calls": calls, "client": seen.client, **others}))
         return 0
     rows = [
         (
@@ -64,6 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
         for call in seen.calls
     ]
     print("\n".join(table(("call", "name", "state", "node", "age"), rows, right=[0, 4])) if rows else "no calls")
+    if seen.lost:
+        print(f"lost and not replaced: node {', '.join(map(str, seen.lost))}")
     client = seen.client
     if client:
         print(f"its client is process {client['pid']} ({client['program'] or 'python'}) on {client['host']}")

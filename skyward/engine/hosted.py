@@ -234,7 +234,7 @@ class HostedEngine:
     def _dialler(self, *, continues: bool = False) -> Dialler:
         """Return a dialler of the head. `continues`: it goes on with the session of a killed one."""
         more: dict[str, Any] = {"host": socket.gethostname(), "program": os.path.basename(next(iter(sys.argv), ""))}
-        more["token"] = self._token
+        more |= {"token": self._token, "replaces": not self._attaches}
         if continues:
             more["continues"] = True
         elif self._attaches:
@@ -418,7 +418,7 @@ class HostedEngine:
 
     def _on_facts(self, message: bytes) -> None:
         self.nodes.on_facts(message)
-        if self._config.detached_for_s:  # others are replaced
+        if self._attaches:  # it replaces none
             for node in set(self.ledger.machines) - set(self.nodes.agent_pids()):
                 del self.ledger.machines[node]
 
@@ -442,7 +442,7 @@ class HostedEngine:
         return {
             "replace": self._replace,
             "prepare_replacement": lambda node: self._machines().prepare_replacement(node),
-            "give_up": lambda node: self._machines().give_up(node),
+            "give_up": self._give_up,
             "why_gone": lambda node: self._machines().why_gone(node),
             "find_actor": self._find_actor,
         }
@@ -456,11 +456,17 @@ class HostedEngine:
 
     def _replace(self, node: int) -> Machine | None:
         machine = self._machines().replace(node)
-        if machine is None:
-            return None
         with self.ledger:
+            if machine is None:
+                self.ledger.machines.pop(node, None)
+                return None
             self.ledger.machines[node] = machine
         return _plain(machine)
+
+    def _give_up(self, node: int) -> None:
+        with self.ledger:  # first, so that no Ray is started there anymore
+            self.ledger.machines.pop(node, None)
+        self._machines().give_up(node)
 
     def _find_actor(self, name: str) -> bytes:
         payload = self.actors.find(name)

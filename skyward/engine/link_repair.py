@@ -67,6 +67,8 @@ class LinkRepair:
         self._on_lost = on_lost
         self.source: Machines | None = None
         """Source of replacements for lost machines; None: there are none."""
+        self.may_ask: Callable[[int], bool] = lambda node: True
+        """Returns whether the source can replace a node now. That of a detached pool is a client, which may be away."""
 
     # Lost links -----------------------------------------------------------------------------------------------------
 
@@ -141,7 +143,7 @@ class LinkRepair:
 
     def _why_gone(self, node: int) -> Gone | None:
         try:
-            return None if self.source is None else self.source.why_gone(node)
+            return self.source.why_gone(node) if self.source is not None and self.may_ask(node) else None
         except SkywardError:  # the provider does not answer, which says nothing about the machine
             return None
 
@@ -166,7 +168,7 @@ class LinkRepair:
             self._ledger.taken_back.discard(node)
             if gone.is_preempted:
                 self._ledger.taken_back.add(node)
-            will_return = self.source is not None
+            will_return = self.source is not None and self.may_ask(node)
             self._task_events.node_lost(node, will_return=will_return, reason=gone.reason)
             for task in list(self._ledger.tasks.values()):
                 self._lose(task, node)
@@ -188,7 +190,7 @@ class LinkRepair:
         link = self._ledger.links.get(node)
         if link is not None:
             link.has_notice = True
-        if self.source is not None and link is not None:
+        if self.source is not None and link is not None and self.may_ask(node):
             start_thread(
                 lambda: self._relieve(link),
                 name="skyward-relieve",
@@ -287,6 +289,8 @@ class LinkRepair:
             return  # closing the pool ends all machines
         assert self.source is not None
         _log.error("node %d could not be replaced: %s", node, in_words(error))
+        if not self.may_ask(node):
+            return  # the next client has no machine to give up
         try:
             self.source.give_up(node)
         except Exception as failure:  # the caller must still fail the calls of the node

@@ -14,7 +14,7 @@ from ..core.records import dataclass
 from ..errors import SkywardError, UsageError
 from ..events import Emit, ignore
 from ..providers import load
-from ..providers.base import MachineGone, Provider, as_detachable
+from ..providers.base import DetachableProvider, MachineGone, Provider, as_detachable
 from ..state import detached
 from ..state.detached import DetachedPool
 from ..values.image import Image
@@ -57,8 +57,12 @@ class Detachment:
     leaves: bool = False
     _head: NodeHead | None = None
     _machines: PoolMachines | None = None
+    """Machines of a pool that this process has opened; None before it runs, and after its end."""
+    _source: DetachableProvider | None = None
     _goes_alone: bool = False
     """Whether the head reaches all nodes without this process."""
+    _was_let_go: bool = False
+    """Whether the pool has gone on alone before. Since then nodes may have been replaced."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @classmethod
@@ -142,7 +146,7 @@ class Detachment:
         )
         detached.record(self.known)
         with self._lock:
-            self._machines = machines
+            self._machines, self._source = machines, source
         if self._goes_alone:
             self.go_alone()
 
@@ -150,10 +154,24 @@ class Detachment:
         """Let the pool go on when this process dies, because its head reaches all nodes. Idempotent."""
         with self._lock:
             self._goes_alone = True
-            machines, self._machines = self._machines, None
-        if machines is not None and self._head is not None:
+            if self._machines is None or self._head is None:
+                return
+            if self._was_let_go:
+                self._let_go_again(self._machines)
+                return
+            self._was_let_go = True
             self._head.outlive_client()
-            machines.outlive_client()
+            self._machines.outlive_client()
+
+    def _let_go_again(self, machines: PoolMachines) -> None:
+        """Let the nodes go on that have been replaced, and record how the next client reaches them."""
+        assert self._source is not None
+        assert self.known is not None
+        others = list(machines)[1:]
+        if others:  # else the pool is about to end, or this program has left it
+            self.known = replace(self.known, others=tuple(map(self._source.describe, others)))
+            detached.record(self.known)
+            machines.leave_keeper()
 
     def extend(self, seconds: float) -> None:
         """Record that the pool goes on for longer."""
@@ -164,6 +182,8 @@ class Detachment:
 
     def ended(self, why: str) -> None:
         """Record the end of the pool."""
+        with self._lock:
+            self._machines = None
         if self.known is not None:
             detached.end(self.known, why)
 
@@ -291,12 +311,14 @@ class Glance:
         client: The client that has the pool: host, pid, program and since; empty if there is none.
         left_s: Seconds that the pool goes on without a client.
         is_ending: Whether the pool has warned of its end; see `skyward.events.DetachmentWarning`.
+        lost: Nodes that were lost, and not replaced.
     """
 
     calls: tuple[CallFacts, ...]
     client: dict[str, Any]
     left_s: float
     is_ending: bool
+    lost: tuple[int, ...]
 
 
 def glance(name: str) -> Glance:
@@ -331,8 +353,13 @@ def glance(name: str) -> Glance:
     finally:
         _let_go(provider, machine)
     calls = tuple(CallFacts(**call) for call in facts["calls"])
-    is_ending = facts.get("is_ending", False)  # heads of an older version do not say it
-    return Glance(calls=calls, client=facts["client"], left_s=facts["left_s"], is_ending=is_ending)
+    return Glance(
+        calls=calls,
+        client=facts["client"],
+        left_s=facts["left_s"],
+        is_ending=facts.get("is_ending", False),  # heads of an older version do not say it
+        lost=tuple(facts.get("lost", ())),
+    )
 
 
 def has_ended(known: DetachedPool, machine: Machine) -> UsageError:

@@ -174,9 +174,13 @@ class PoolMachines:
 
     def outlive_client(self) -> None:
         """Let the nodes go on when this process dies. Their head renews their leases instead of the keeper."""
-        _forget(list(self))
+        self.leave_keeper()
         if self._rented is not None:  # last: until then, the keeper returns everything that is rented
             _keeper().release(self._pool)
+
+    def leave_keeper(self) -> None:
+        """Let the keeper watch none of the nodes that are there now."""
+        _forget(list(self))
 
     def leave(self) -> None:
         """Let go of the machines of a detached pool, which go on."""

@@ -1,18 +1,24 @@
-"""The end of a detached pool that has no client: its warning, and its last words."""
+"""Detached pools that have no client: the warning of their end, their last words, and a node that is lost."""
 
 from __future__ import annotations
 
 import os
+import re
+import signal
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import skyward as sky
 from skyward.engine.dialler import CommandEnds, Dialler
 from skyward.engine.head.last_words import read_last_words, write_last_words
 from skyward.engine.head.messages import HeadConfig
 from skyward.engine.head.place import LocalHead
 from skyward.engine.head.turns import ClientTurns
 from skyward.engine.hosted import HostedEngine
-from skyward.events import DetachmentWarning, Event
+from skyward.events import DetachmentWarning, Event, NodeLost
+from skyward.values.machine import PoolSpec
 from tests.waiting import until
 
 
@@ -28,24 +34,15 @@ class _Known(LocalHead):
 
 
 def test_a_client_that_comes_late_is_warned_of_the_end(tmp_path: Path) -> None:
-    config = HeadConfig(
-        pool="train-1f2e3d4c",
-        folder=str(tmp_path / "head"),
-        cancel_grace_s=1.0,
-        lease_s=30.0,
-        starter=os.getpid(),
-        detached_for_s=3600.0,
-        warning_s=3599.9,
-        attach_key="k",
-    )
+    config = detached(tmp_path, warning_s=3599.9)
     place = LocalHead()
     argv = place.start(config)
     try:
         first = HostedEngine(config, _Known(argv))
         first.start([], None)
-        assert look(argv) == (False, True)
+        assert look(argv) == (False, True, [])
         first.leave()
-        until(lambda: look(argv) == (True, False))
+        until(lambda: look(argv) == (True, False, []))
         events: list[Event] = []
         second = HostedEngine(config, _Known(argv), emit=events.append, attaches=True)
         second.start([], None)
@@ -54,12 +51,64 @@ def test_a_client_that_comes_late_is_warned_of_the_end(tmp_path: Path) -> None:
         assert isinstance(warning, DetachmentWarning)
         assert warning.detached_for_s == 3600.0
         assert warning.seconds_left < 3599.9
-        until(lambda: look(argv) == (False, True))
+        until(lambda: look(argv) == (False, True, []))
         second.close()
         until(lambda: bool(read_last_words(config.folder)))
         assert read_last_words(config.folder)["why"] == "because its program closed it"
     finally:
         place.stop()
+
+
+def test_a_client_is_told_once_of_a_node_that_was_lost_before_it_came(tmp_path: Path) -> None:
+    provider, spec = sky.Local(), PoolSpec()
+    (machine,) = provider.launch(spec, provider.offers(spec), "train-1f2e3d4c", [0], lambda event: None)
+    config = replace(detached(tmp_path), node_folder=machine.folder)
+    place = LocalHead()
+    argv = place.start(config)
+    try:
+        first = HostedEngine(config, _Known(argv))
+        first.start([machine], None)
+        (agent,) = first.nodes.agent_pids().values()
+        first.leave()
+        until(lambda: look(argv) == (False, False, []))
+        os.kill(agent, signal.SIGKILL)
+        until(lambda: look(argv) == (False, False, [0]))
+        second: list[Event] = []
+        attach(config, argv, second, lambda: bool(second))
+        third: list[Event] = []
+        attach(config, argv, third, lambda: True)
+        (lost,) = second
+        assert not third
+        assert isinstance(lost, NodeLost)
+        assert (lost.node, lost.will_be_replaced) == (0, False)
+        assert re.search(r" s ago, while no program had the pool$", lost.reason)
+        assert abs(time.time() - lost.at) < 600
+    finally:
+        place.stop()
+        provider.terminate([machine])
+
+
+def attach(config: HeadConfig, argv: tuple[str, ...], events: list[Event], is_enough: Callable[[], bool]) -> None:
+    """Attach to a head, and leave it when these events are enough, and it has answered."""
+    client = HostedEngine(config, _Known(argv), emit=events.append, attaches=True)
+    client.start([], None)
+    client.requests.ask("counts", timeout_s=60.0)
+    until(is_enough)
+    client.leave()
+    until(lambda: not look(argv)[1])
+
+
+def detached(tmp_path: Path, *, warning_s: float = 0.0) -> HeadConfig:
+    return HeadConfig(
+        pool="train-1f2e3d4c",
+        folder=str(tmp_path / "head"),
+        cancel_grace_s=1.0,
+        lease_s=30.0,
+        starter=os.getpid(),
+        detached_for_s=3600.0,
+        attach_key="k",
+        warning_s=warning_s,
+    )
 
 
 def test_head_of_a_pool_that_ends_with_its_client_warns_of_no_end() -> None:
@@ -87,14 +136,14 @@ def test_a_budget_ends_a_pool_without_a_client_earlier_and_is_named_as_the_reaso
     assert turns.last_words == "because no client came, and its budget lasts no longer"
 
 
-def look(argv: tuple[str, ...]) -> tuple[bool, bool]:
-    """Return whether a head has warned of its end, and whether it has a client."""
+def look(argv: tuple[str, ...]) -> tuple[bool, bool, list[int]]:
+    """Return whether a head has warned of its end, whether it has a client, and its lost nodes."""
     dialler = Dialler(
         lambda: CommandEnds(argv), role="look", pool="", node=0, peer="head", is_known=True, attach_key="k"
     )
     ends, facts = dialler.dial(20.0)
     ends.close()
-    return facts["is_ending"], bool(facts["client"])
+    return facts["is_ending"], bool(facts["client"]), facts["lost"]
 
 
 def test_only_the_newest_last_words_are_kept(tmp_path: Path) -> None:

@@ -75,6 +75,17 @@ def test_waiting_calls_fail_when_no_replacement_comes(parts: Parts) -> None:
     assert source.asked == [("replace", 0)]
 
 
+def test_calls_fail_at_once_while_nobody_is_there_who_could_replace_the_node(parts: Parts) -> None:
+    link_repair, source = parts.link_repair(), Source()
+    link_repair.source, link_repair.may_ask = source, lambda node: False
+    parts.add_node()
+    task = parts.submit(timeout_s=60.0)
+    link_repair.link_gone(parts.ledger.links[0], "its link ended")
+    assert [type(error) for _, error in task.told] == [NodeLost]
+    assert [event.will_be_replaced for event in parts.events if isinstance(event, events.NodeLost)] == [False]
+    assert source.asked == []
+
+
 def test_a_node_about_to_be_preempted_gets_no_new_calls_and_leaves_when_idle(parts: Parts) -> None:
     link_repair, source = parts.link_repair(), Source()
     link_repair.source = source

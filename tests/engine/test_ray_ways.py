@@ -143,6 +143,18 @@ def test_a_link_whose_agent_is_gone_keeps_its_way(dialled: Dialled) -> None:
     assert isinstance(dialled.dial(), RayEnds)
 
 
+def test_a_lost_node_is_missing_only_if_it_will_return(dialled: Dialled) -> None:
+    dialled.dial()
+    dialled.ways.stands(str(dialled.driver.path))
+    until(lambda: dialled.moved == [3])
+    dialled.dial()
+    assert not dialled.ways.missing
+    dialled.ways.lose(3, will_return=True)
+    assert dialled.ways.missing == {3}
+    dialled.ways.lose(3, will_return=False)
+    assert not dialled.ways.missing
+
+
 def test_links_go_the_other_way_when_the_driver_has_died(dialled: Dialled) -> None:
     dialled.dial()
     dialled.ways.stands(str(dialled.driver.path))

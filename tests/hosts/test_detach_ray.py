@@ -24,7 +24,7 @@ from tests.hosts.host import Host
 from tests.hosts.index import PackageIndex
 from tests.waiting import until
 
-pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(600)]
 
 LIMIT_S = 120.0
 """Longest wait for Ray on a busy machine. It stands within 20 s on a free one."""
@@ -55,13 +55,20 @@ def count():
         while number == 49 and not os.path.exists("/root/go"):
             time.sleep(0.01)
 
+events = []
+
+def wait_for(is_true):
+    until = time.monotonic() + 240
+    while not is_true() and time.monotonic() < until:
+        time.sleep(0.01)
+
 if what == "attach":
     pool = sky.ComputePool.attach("train", logs=False)
 else:
     provider = sky.SSH(hosts=hosts, config_file=config, lease_s=float(lease_s))
     pool = sky.ComputePool(
         provider, nodes=len(hosts), engine="ray", name="train", detached_for_s=float(for_s), concurrency=2, logs=False,
-        image=sky.Image(pip_index_url=index),
+        image=sky.Image(pip_index_url=index), on_event=events.append,
     ).start()
 if what == "leave":
     pool.detach()
@@ -71,6 +78,10 @@ if what == "wait":
     print("opened", flush=True)
     time.sleep(600)
 if what == "open":
+    wait_for(lambda: pool.engine == "ray")
+    print("up", flush=True)
+    wait_for(lambda: any(isinstance(event, sky.events.NodeReplaced) for event in events))
+    wait_for(lambda: pool.engine == "ray")
     streams = [iter(count() >> pool.node(node)) for node in range(3)]
     assert [[next(stream) for _ in range(10)] for stream in streams] == [list(range(10))] * 3
     futures = [wait(node) > pool.node(node) for node in range(3)]
@@ -78,9 +89,7 @@ if what == "open":
     print("left", flush=True)
 else:
     futures = [wait(number) > pool for number in range(60)]
-    until = time.monotonic() + 60
-    while sum(future.running() for future in futures) < 6 and time.monotonic() < until:
-        time.sleep(0.01)
+    wait_for(lambda: sum(future.running() for future in futures) == 6)
     print("sent", flush=True)
     time.sleep(600)
 """
@@ -168,6 +177,8 @@ class TestDetached:
 
     def test_a_program_leaves_the_pool_and_the_next_one_gets_what_all_nodes_did(self, clients: Clients) -> None:
         client = clients.start("open")
+        assert line_of(client) == "up\n"
+        kill(clients.place.hosts[1], "agent")  # the program replaces the node, and leaves it like the others
         assert line_of(client) == "left\n"
         client.wait(60)
         left_at = time.monotonic()
@@ -255,7 +266,11 @@ class TestDetached:
         kill(hosts[2], "agent")
         clients.go()
         nothing_runs_on(hosts[2:])
-        pool = sky.ComputePool.attach("train", logs=False)
+        losses: list[sky.events.Event] = []
+        pool = sky.ComputePool.attach("train", logs=False, on_event=losses.append)
+        until(lambda: any(isinstance(event, sky.events.NodeLost) for event in losses))
+        (lost,) = [event for event in losses if isinstance(event, sky.events.NodeLost)]
+        assert (lost.node, lost.will_be_replaced) == (2, False)
         values, errors = [], []
         for future in map(pool.future, pool.calls()):
             try:

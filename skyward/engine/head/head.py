@@ -20,9 +20,10 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from ...console.words import duration
 from ...core.limits import memory_bytes
 from ...errors import PoolClosed, Unreachable, UsageError
-from ...events import DetachmentWarning, Event, NodeLost
+from ...events import DetachmentWarning, Event, NodeLost, NodeReplaced
 from ...values.machine import LogLine, Machine, Machines
 from ...values.secret import Secret, masking
 from ...wire.channel import CONTROL, RESULTS
@@ -99,8 +100,9 @@ class Head:
         self._requests = Requests(
             self._tell, self._later_on, verbs=self._verbs(), slow=self._slow_verbs(), later=self._later()
         )
-        self._machines: Machines | None = None if self.turns.is_detached else RelayedMachines(self._requests)
-        """None: a lost node is not replaced, because the client may be away."""
+        self._machines: Machines = RelayedMachines(self._requests)
+        if self.turns.is_detached:
+            engine.link_repair.may_ask = self._may_replace
         self._ways = RayWays(
             self._lent_way,
             engine.link_repair.move,
@@ -141,6 +143,7 @@ class Head:
                 if not continues:
                     facts["first_number"] = self._begin_session(hello)
                 self._token, self._token_before = hello["token"], ""
+                self.turns.replaces = bool(hello.get("replaces"))
                 send({**facts, "received": 0})
                 channel = StreamChannel(checks_blobs=True)
                 channel.attach(ends, hello["received"])
@@ -155,6 +158,7 @@ class Head:
             send({**facts, "received": client.channel.received})
             client.attach(ends, hello["received"])
             self.tell_kept_output()
+            self._tell_losses()
         self._ledger.watcher.wake()
 
     def _refuse_unknown(self, hello: dict[str, Any]) -> None:
@@ -194,6 +198,7 @@ class Head:
             self._tell_facts()
             self._tell_of_ray()
         self.tell_kept_output()
+        self._tell_losses()
         self._ledger.watcher.add(client)
         self._ledger.watcher.wake()
 
@@ -246,6 +251,7 @@ class Head:
                 grace = int(self._config.cancel_grace_s * 10)
                 self._ledger.tell(progress.node, FrameKind.CANCEL, number, lane=grace)
         self._unfinished = []
+        self.engine.link_repair.source = self._machines
 
     def _settle(self, link: NodeLink, frames: Sequence[Frame]) -> None:
         """Tell an agent how many frames of its tasks are in the journal, or of no use to any head."""
@@ -301,6 +307,7 @@ class Head:
             "client": self.turns.who if self.turns.is_taken else {},
             "left_s": self.turns.left_s,
             "is_ending": self.turns.is_ending,
+            "lost": [] if self._kept is None else self._kept.state.get("lost", []),
         }
 
     def warn_of_end(self) -> None:
@@ -401,20 +408,51 @@ class Head:
                 self._tell_in_pieces(FrameKind.LOG, call, message, RESULTS)
 
     def _emit(self, event: Event) -> None:
-        if not self.turns.is_deserted:
+        is_kept = isinstance(event, NodeLost) and self.turns.is_detached and not self.turns.is_linked
+        if not (is_kept or self.turns.is_deserted):
             self._tell_in_pieces(FrameKind.EVENT, 0, dump_plain(event), RESULTS)
         if isinstance(event, NodeLost):
             self._tell_facts()
-            if self.turns.is_detached:
-                self._note_lost(event.node)
+            self._ledger.after.append(partial(self._ways.lose, event.node, will_return=event.will_be_replaced))
+            self._note_lost(event, is_told=not is_kept)
+        elif isinstance(event, NodeReplaced):
+            self._note_replaced()
 
-    def _note_lost(self, node: int) -> None:
-        """Note that a node will not come back. Needs the ledger's lock."""
-        assert self._kept is not None
-        lost = {*self._kept.state.get("lost", ()), node}
+    def _may_replace(self, node: int) -> bool:
+        """Return whether the client of a detached pool can replace a node now. The one beside the head stays lost."""
+        is_beside = self._ledger.machines[node].folder == self._config.node_folder
+        return self.turns.is_linked and self.turns.replaces and not is_beside
+
+    # Lost nodes of a detached pool. They need the ledger's lock.
+
+    def _note_lost(self, event: NodeLost, *, is_told: bool) -> None:
+        """Note that a node will not come back, and keep the event for the next client."""
+        if self._kept is None or event.will_be_replaced:
+            return
+        lost = {*self._kept.state.get("lost", ()), event.node}
+        losses = [*self._kept.state.get("losses", ())]
+        if not is_told:
+            losses.append((event.node, event.reason, time.time()))
         with contextlib.suppress(UsageError):  # the disk is full: the next head finds out itself
-            self._note(lost=sorted(lost))
-        self._ledger.after.append(partial(self._ways.forget, node))
+            self._note(lost=sorted(lost), losses=losses)
+
+    def _note_replaced(self) -> None:
+        """Note the machines, of which one is another now."""
+        with contextlib.suppress(UsageError):  # the disk is full: to the next head the node is lost
+            self._note(machines=dump_plain(list(self._ledger.machines.values())))
+
+    def _tell_losses(self) -> None:
+        """Send the client the losses that no client was told of."""
+        losses = [] if self._kept is None else self._kept.state.get("losses", [])
+        if not losses:
+            return
+        for node, reason, at in losses:
+            ago = duration(max(0.0, time.time() - at))
+            why = f"{reason}, {ago} ago, while no program had the pool"
+            event = NodeLost(at=at, node=node, reason=why.removeprefix(", "), will_be_replaced=False)
+            self._tell_in_pieces(FrameKind.EVENT, 0, dump_plain(event), RESULTS)
+        with contextlib.suppress(UsageError):  # the disk is full: the next client is told again
+            self._note(losses=[])
 
     def _tell_facts(self) -> None:
         machines = self._ledger.machines

@@ -39,6 +39,8 @@ class ClientTurns:
         """Whether the budget was the reason of the last warning."""
         self.goes_alone = False
         """Whether a detached pool can go on without a client: its head reaches all nodes by itself."""
+        self.replaces = False
+        """Whether the present client of a detached pool replaces lost nodes: only the one that opened it can."""
         self._is_orphan = False
         self._has_left = False
         """Whether the present client has said that it goes."""

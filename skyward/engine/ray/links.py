@@ -153,10 +153,11 @@ class RayWays:
             self._ready, self._preparing = set(), set()
             self._has_changed.set()
 
-    def forget(self, node: int) -> None:
-        """Carry a node no longer, because it is lost."""
-        with self._lock:
-            self._machines.pop(node, None)
+    def lose(self, node: int, *, will_return: bool) -> None:
+        """Carry a lost node no longer. One that will return is missing until Ray reaches its next machine."""
+        if not will_return:
+            with self._lock:
+                self._machines.pop(node, None)
         self._note(node, is_by_ray=False)
 
     def await_ready(self, machines: Sequence[Machine], limit_s: float) -> None:
