@@ -16,6 +16,7 @@ from .settings import MAX_SYNC_RETRIES, TIMEOUT_S, check_options, option
 
 if TYPE_CHECKING:
     from .ranks import WorkerOfRanks
+    from .token_count import TokenCount
     from .worker import DiLoCoWorker
 
 _log = logging.getLogger(__name__)
@@ -34,10 +35,13 @@ class DiLoCoCallback(TrainerCallback):
 
     Logs get `diloco/sync_count`, `diloco/last_sync_time`, `diloco/last_send_mb`, `diloco/steps_per_second` and others,
     before any logger sees them. The server is told the loss that the trainer logs, and shows it (`skyward diloco
-    watch`). Checkpoints keep the worker's name, its round and its step in the round. A run that was
-    killed and resumes in time, before the server evicts it, ends with the parameters of a run that was not. Its
-    checkpoint must be from the open round, or from the one before. So save at least once in `sync_every` steps, less
-    the `fragment_sync_delay`. This holds for streaming, too: the server keeps the last answers for every fragment.
+    watch`). For a server with `weighting="tokens"`, the callback counts the elements of text batches, padding included;
+    see `count_tokens` to count something else.
+
+    Checkpoints keep the worker's name, its round and its step in the round. A run that was killed and resumes in time,
+    before the server evicts it, ends with the parameters of a run that was not. Its checkpoint must be from the open
+    round, or from the one before. So save at least once in `sync_every` steps, less the `fragment_sync_delay`. This
+    holds for streaming, too: the server keeps the last answers for every fragment.
 
     It works under our trainers, Hugging Face's, Lightning's, and Keras's with the torch backend. The ranks of a process
     group are one worker, if each has a whole copy of the model, such as under DDP: rank 0 talks to the server.
@@ -124,6 +128,9 @@ class DiLoCoCallback(TrainerCallback):
         """Rows of this run, for a `DiLoCoSampler`."""
         self._worker: DiLoCoWorker | WorkerOfRanks | None = None
         self._resumed: dict[str, Any] = {}
+        self._token_count: TokenCount | None = None
+        self._own_tokens = 0
+        """Tokens that it has counted itself in this step."""
         self._step: int | None = None
         """Steps of the run that were counted, where its optimizer is none of torch."""
 
@@ -135,10 +142,16 @@ class DiLoCoCallback(TrainerCallback):
     def count_tokens(self, tokens: int) -> None:
         """Count tokens of the next step, such as in a loss function; see `DiLoCoWorker.count_tokens`.
 
-        Without a server, and before training begins, it does nothing.
+        The callback counts the elements of text batches itself, until this is called for the first time: then only what
+        you count is counted. Without a server, and before training begins, it counts nothing.
         """
-        if self._worker is not None:
-            self._worker.count_tokens(tokens)
+        if self._worker is None:
+            return
+        if self._token_count is not None:
+            self._token_count.close()
+            self._token_count = None
+            tokens -= self._own_tokens
+        self._worker.count_tokens(tokens)
 
     # State: the worker's ----------------------------------------------------------------------------------------------
 
@@ -165,6 +178,7 @@ class DiLoCoCallback(TrainerCallback):
                 "train with torch, or with KERAS_BACKEND=torch"
             )
         from .ranks import WorkerOfRanks
+        from .token_count import TokenCount
         from .worker import DiLoCoWorker
 
         has_hooks = isinstance(optimizer, torch.optim.Optimizer)
@@ -178,9 +192,11 @@ class DiLoCoCallback(TrainerCallback):
         worker.load_state_dict(self._resumed)
         worker.start()
         self._resumed = {}
+        self._own_tokens, self._token_count = 0, TokenCount(unwrapped(model), self._count_own)
         self._worker, self._step = worker, None if has_hooks else state.global_step
 
     def on_step_end(self, state: Any, **kwargs: Any) -> None:
+        self._own_tokens = 0
         if self._worker is None or self._step is None:
             return
         for _ in range(state.global_step - self._step):  # Keras may end several steps at once
@@ -201,5 +217,13 @@ class DiLoCoCallback(TrainerCallback):
     def close(self) -> None:
         """Leave the server. The run's trainer calls it, also after a failed run. Idempotent."""
         worker, self._worker = self._worker, None
+        count, self._token_count = self._token_count, None
+        if count is not None:
+            count.close()
         if worker is not None:
             worker.stop()
+
+    def _count_own(self, tokens: int) -> None:
+        if self._worker is not None:
+            self._own_tokens += tokens
+            self._worker.count_tokens(tokens)
