@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import skyward as sky
-from skyward.errors import ProviderError
+from skyward.errors import ProviderError, SlotLost
 from tests.engines import raised_pool
 from tests.hosts.bed import ROOT, Bed
 from tests.hosts.faults import Place, client_processes, nested_call_s, nothing_runs_on, ray_processes
@@ -132,6 +132,31 @@ class TestRaised:
                 assert answer_of(host.address, port, is_encrypted=False) in ("", "HTTP/1.1 401 Unauthorized"), listening
                 assert answer_of(host.address, port, is_encrypted=True) == "", listening
 
+    def test_a_node_that_the_client_cannot_reach_takes_calls_and_names_a_lost_slot(self, on_ray: OnRay) -> None:
+        until(lambda: on_ray.pool.engine == "ray", within_s=LIMIT_S)
+        host, node = on_ray.place.hosts[1], on_ray.pool.node(1)
+        host.hide_from(on_ray.place.bed.address)
+        try:
+            assert where() >> node == host.name
+            with pytest.raises(SlotLost):
+                sky.compute(lambda: os.kill(os.getpid(), signal.SIGKILL))() >> node
+            assert where() >> node == host.name
+            assert on_ray.pool.engine == "ray"
+        finally:
+            host.show_to_all()
+
+    def test_calls_go_on_when_the_head_cannot_reach_a_node(self, on_ray: OnRay) -> None:
+        on_ray.begin_calls()
+        first, host = on_ray.place.hosts[:2]
+        host.hide_from(first.address)
+        try:
+            until(lambda: on_ray.pool.engine == "direct", within_s=LIMIT_S)
+            assert where() @ on_ray.pool == [host.name for host in on_ray.place.hosts]
+        finally:
+            host.show_to_all()
+        until(lambda: on_ray.pool.engine == "ray", within_s=LIMIT_S)
+        on_ray.end_calls()
+
     @pytest.mark.parametrize(
         ("of", "name"), [(1, "ray::Bridge"), (0, "ray.driver"), (1, "/raylet/raylet"), (0, "gcs_server")]
     )
@@ -201,6 +226,23 @@ def test_a_killed_client_leaves_nothing_of_ray(
         for pid in [pid for found in client_processes(runtime).values() for pid in found]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def test_nodes_that_cannot_connect_to_each_other_are_named_with_the_port(
+    bed: Bed, hosts: Callable[[int], list[Host]], ray_index: PackageIndex
+) -> None:
+    first, other = hosts(2)
+    here = Place(bed=bed, index=ray_index, hosts=[first, other])
+    wait = sky.compute(lambda: time.sleep(600))
+    refused = rf"node 1: .* no connection from {other.address} to {first.address}:\d+, which is Ray on the first node"
+    first.hide_from(other.address)
+    try:
+        pool = sky.ComputePool(here.ssh(), engine="ray", nodes=2, image=here.image, logs=False, console=False)
+        with pool, pytest.raises(ProviderError, match=refused):
+            wait() >> pool
+    finally:
+        first.show_to_all()
+    nothing_runs_on(here.hosts)
 
 
 def test_without_ray_a_pool_that_needs_it_ends_and_another_goes_on(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,8 @@ from .settings import HEAD_OPTIONS, OPTIONS, ray_variables
 
 _ALONE_S: Final = 0.5
 """Seconds that Ray goes on after its node has ended."""
+_CONNECT_S: Final = 5.0
+"""Longest wait in seconds for a connection to the first node. Ray itself would wait for a minute, and not say why."""
 _TAIL: Final = 600
 _GIVEN_UP: Final = 2
 _OWN: Final = "r"
@@ -41,6 +44,9 @@ def main() -> int:
 
 
 def _run(order: dict[str, Any]) -> int:
+    if order["address"] and (why := why_unreachable(order["address"], order["here"])):
+        _say(why)
+        return _GIVEN_UP
     folder = order["folder"]
     log = Path(folder, "start.log")
     with log.open("wb") as output:
@@ -61,6 +67,17 @@ def _run(order: dict[str, Any]) -> int:
     _say(folder, json.dumps({"address": Path(folder, _ADDRESS).read_text().strip()}))
     _wait_for_a_death()
     return 1
+
+
+def why_unreachable(address: str, here: str) -> str:
+    """Return why this node cannot connect to Ray on the first one; empty: it can."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S):
+            return ""
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        return f"did not start: no connection from {here} to {address}, which is Ray on the first node ({why})"
 
 
 def _wait_for_a_death() -> None:
