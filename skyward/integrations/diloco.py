@@ -48,8 +48,8 @@ class DiLoCoIntegration(IntegrationBase):
 
     `DiLoCoCallback()` in the function finds the server by itself. All traffic goes through the pool's own channels, so
     no port is opened, also over SSH. Each rank is a worker, which means each node of `@ pool`. With
-    `sky.integrations.torch` on the same function, all ranks of the call are one worker, for DDP inside: rank 0 talks to
-    the server, and the others get the parameters by the process group. Each node is then a call of its own.
+    `sky.integrations.torch` on the same function, all ranks of the call are one worker, with DDP or FSDP inside: rank
+    0 talks to the server, and the others get the parameters by the process group. Each node is then a call of its own.
 
     The server begins and ends with the call. Calls of the function that run at the same time share it, also those of
     several pools. Their first round waits for `num_workers`, so set it to the workers of all of them. If

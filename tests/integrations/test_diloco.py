@@ -19,7 +19,7 @@ from skyward.errors import UsageError
 from skyward.training.diloco import DiLoCoWorker
 from skyward.training.diloco.pool_servers import forget
 from tests.channels import Relayed
-from tests.training.diloco.runs import make_model, serving, state_of, step, together
+from tests.training.diloco.runs import TOKEN, make_model, serving, state_of, step, together
 from tests.training.diloco.runs import train as train_by_http
 
 STEPS, SYNC_EVERY = 6, 3
@@ -249,3 +249,41 @@ def test_the_ranks_of_a_process_group_are_one_worker(pool: sky.ComputePool) -> N
     assert all(state == rows[0][2] for _, _, state, _ in rows)
     once = [index for _, _, _, read in rows for index in read]
     assert len(set(once)) == len(once)
+
+
+def fit_shards(options: dict[str, Any], *, is_sharded: bool = True) -> list[torch.Tensor]:
+    """Train in a loop of one's own, as a callback's trainer does. Return the whole parameters."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
+    from skyward.training import DiLoCoCallback, TrainerState
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+    if is_sharded:
+        fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    joining = DiLoCoCallback(**options)
+    joining.on_train_begin(state=TrainerState(), model=model, optimizer=optimizer)
+    for number in range(6):
+        step(model, optimizer, number)
+    joining.on_train_end()
+    return [tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach() for tensor in model.parameters()]
+
+
+@pytest.mark.parametrize("more", [{}, {"num_fragments": 2, "fragment_sync_delay": 1}], ids=["whole", "streaming"])
+def test_a_model_that_is_sharded_over_ranks_is_one_worker(
+    more: dict[str, Any], pool: sky.ComputePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks have shards of uneven sizes, and equal batches. So they end as a model of one rank does."""
+    options = {"sync_every": 2, "bf16_comm": False, "heartbeat_interval": 0, **more}
+    joined = sky.integrations.diloco(num_workers=1)(fit_shards)
+    function = sky.compute(sky.integrations.torch(backend="gloo", processes_per_node=2, returns="ranks")(joined))
+    ranks = (function(options) > pool.node(0)).result(120)
+    monkeypatch.setenv("DILOCO_TOKEN", TOKEN)
+    with serving() as server:
+        expected = fit_shards({"server_addr": server.address, **options}, is_sharded=False)
+    for rank in ranks:
+        for value, other in zip(rank, expected, strict=True):
+            torch.testing.assert_close(value, other, rtol=1e-5, atol=1e-6)

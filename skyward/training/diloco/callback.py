@@ -44,7 +44,8 @@ class DiLoCoCallback(TrainerCallback):
     holds for streaming, too: the server keeps the last answers for every fragment.
 
     It works under our trainers, Hugging Face's, Lightning's, and Keras's with the torch backend. The ranks of a process
-    group are one worker, if each has a whole copy of the model, such as under DDP: rank 0 talks to the server.
+    group are one worker: rank 0 talks to the server. Each has a whole copy of the model, such as under DDP, or a shard
+    of it by `fully_shard`. Then rank 0 gathers the whole model in the CPU's memory.
 
     An argument that is None comes from the environment, or else it has its default:
 
@@ -83,7 +84,7 @@ class DiLoCoCallback(TrainerCallback):
 
     Raises:
         UsageError: a value is not legal. When training begins: the server does not answer or refuses this worker, the
-            model is not torch's, or it is sharded over ranks.
+            model is not torch's, or its ranks have other parts of it than shards of `fully_shard`.
 
     Example:
         >>> from skyward.training import DiLoCoCallback

@@ -1,5 +1,7 @@
 """A worker of several ranks: rank 0 talks to the server, and the others get its parameters by the process group.
 
+The ranks have whole copies of the model (DDP) or shards of it (`fully_shard`); see `rank_tensors`.
+
 Each rank counts the steps by a schedule of its own, so ranks meet only where parameters may have changed. Rank 0's
 place in the schedule travels with them.
 """
@@ -15,24 +17,25 @@ import torch.distributed as dist
 from ...errors import UsageError
 from ..parts import unwrapped
 from .dealing import Hand
+from .rank_tensors import RankTensors
 from .schedule import SyncSchedule
-from .tensors import exchanged, in_rounds
+from .tensors import in_rounds
 from .worker import DiLoCoWorker, innermost
 
 
 class WorkerOfRanks:
-    """Worker whose model has a copy on each rank of the default process group, such as under DDP.
+    """Worker whose model is on all ranks of the default process group, with a copy on each, or in shards.
 
     Each rank makes one, and calls each method at the same step.
 
     Args:
-        model: Model that is trained, whole on each rank.
+        model: Model that is trained.
         optimizer: Its optimizer; None: the loop calls `count_step` after each step.
         server_addr: Address of the server.
         options: Options of `DiLoCoWorker`.
 
     Raises:
-        UsageError: An option is not legal, or the model is sharded over the ranks.
+        UsageError: An option is not legal, or the model is sharded by other means than `fully_shard`.
     """
 
     def __init__(
@@ -40,9 +43,10 @@ class WorkerOfRanks:
     ) -> None:
         if options["dylu"]:
             raise UsageError("dylu=True: a worker of several ranks keeps its sync_every; set dylu=False")
-        self._tensors = exchanged(unwrapped(model))
+        self._tensors = RankTensors(unwrapped(model))
         self._optimizer = innermost(optimizer)
-        self._leader = DiLoCoWorker(model, None, server_addr, **options) if dist.get_rank() == 0 else None
+        is_leader = dist.get_rank() == 0
+        self._leader = DiLoCoWorker(self._tensors.whole, None, server_addr, **options) if is_leader else None
         self._schedule = SyncSchedule(
             sync_every=options["sync_every"],
             num_fragments=options["num_fragments"],
@@ -64,10 +68,11 @@ class WorkerOfRanks:
             UsageError: As there, or the ranks have different models, such as the stages of a pipeline.
         """
         layouts: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(layouts, [(name, tuple(tensor.shape)) for name, tensor in self._tensors.items()])
+        dist.all_gather_object(layouts, [(name, tuple(tensor.shape)) for name, tensor in self._tensors.own.items()])
         if any(layout != layouts[0] for layout in layouts):
             raise UsageError("model: differs between the ranks of its process group; train with a whole copy on each")
         self.hand.split(dist.get_rank(), dist.get_world_size())
+        self._tensors.gather(self._tensors.own)
         error: list[str | None] = [None]
         if self._leader is not None:
             self._leader.hand = self.hand
@@ -78,17 +83,19 @@ class WorkerOfRanks:
         dist.broadcast_object_list(error)
         if error[0] is not None:
             raise UsageError(error[0])
-        self._share(self._tensors)
+        self._share(self._tensors.own)
         if self._optimizer is not None:
             self._hook = self._optimizer.register_step_post_hook(lambda *_: self.count_step())
 
     def count_step(self) -> None:
         """Count an inner step. Where the schedule sends or applies, take over the parameters of rank 0 then."""
         acts = bool(self._schedule.advance())
+        if acts:
+            self._tensors.gather(in_rounds(self._tensors.own))
         if self._leader is not None:
             self._leader.count_step()
         if acts:
-            self._share(in_rounds(self._tensors))
+            self._share(in_rounds(self._tensors.own))
 
     def count_tokens(self, tokens: int) -> None:
         """Count tokens of this rank. Those of rank 0 stand for all; see `DiLoCoWorker.count_tokens`."""
@@ -102,9 +109,10 @@ class WorkerOfRanks:
 
     def finish(self) -> None:
         """Apply a fragment on its way; see `DiLoCoWorker.finish`."""
+        self._tensors.gather(in_rounds(self._tensors.own))
         if self._leader is not None:
             self._leader.finish()
-        self._share(in_rounds(self._tensors))
+        self._share(in_rounds(self._tensors.own))
 
     def stop(self) -> None:
         """Leave the server, and count no more steps. It does not wait for other ranks. Idempotent."""
@@ -133,6 +141,4 @@ class WorkerOfRanks:
         self._schedule.load_state_dict(places[0])
         if self._leader is None:
             self.hand.load_state_dict(places[1])
-        with torch.no_grad():
-            for name in names:
-                dist.broadcast(self._tensors[name].detach(), src=0)
+        self._tensors.share(names)

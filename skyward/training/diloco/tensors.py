@@ -121,7 +121,7 @@ def squares_of(chunk: torch.Tensor) -> float:
     return float(chunk.view(1, -1).mv(chunk))
 
 
-def exchanged(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def exchanged(model: torch.nn.Module, *, may_be_sharded: bool = False) -> dict[str, torch.Tensor]:
     """Return the tensors of a model that workers exchange, in the order of the model, by their names on the wire.
 
     These are its parameters, and its buffers of floating point, such as the running means of BatchNorm. Tied weights
@@ -130,9 +130,15 @@ def exchanged(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     Parameters that need no gradient, such as the base of LoRA, only come to a worker that joins. In a model of Keras
     they count as buffers, because Keras keeps its running means so.
 
+    Args:
+        model: The model.
+        may_be_sharded: Whether its parameters may be the shards of `fully_shard`.
+
     Raises:
         UsageError: The model has no parameters, or ones that are sharded over ranks.
     """
+    if any(kind.__name__ == "FullyShardedDataParallel" for part in model.modules() for kind in type(part).__mro__):
+        raise UsageError("model: FullyShardedDataParallel hides whole parameters; use fully_shard (FSDP2)")
     prefix = BUFFER_PREFIX if _is_of_keras(model) else FROZEN_PREFIX
     tensors: dict[str, torch.Tensor] = {
         name if parameter.requires_grad else prefix + name: parameter
@@ -140,8 +146,11 @@ def exchanged(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         if parameter.is_floating_point()
     }
     sharded = [name for name, tensor in tensors.items() if is_dtensor(tensor)]
-    if sharded:
-        raise UsageError(f"model: parameter {sharded[0]!r} is sharded over ranks; pass a model that is whole here")
+    if sharded and not may_be_sharded:
+        raise UsageError(
+            f"model: parameter {sharded[0]!r} is sharded over ranks; pass a model that is whole here, or use "
+            "DiLoCoCallback on all ranks"
+        )
     if all(name.startswith(prefix) for name in tensors):
         raise UsageError("model: has no parameters that need a gradient; pass one that can be trained")
     tensors.update(

@@ -270,6 +270,26 @@ def test_a_model_of_another_framework_is_refused() -> None:
         joining("127.0.0.1:1").on_train_begin(state=None, model=object(), optimizer=object())
 
 
+@pytest.mark.filterwarnings("ignore:FSDP")
+def test_shards_that_cannot_be_gathered_are_refused() -> None:
+    from torch import distributed
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+    store = distributed.HashStore()  # type: ignore[attr-defined]  # it is not in their list of exports
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        old = FullyShardedDataParallel(torch.nn.Linear(2, 2), device_id=torch.device("cpu"))
+        with pytest.raises(UsageError, match=r"FullyShardedDataParallel hides whole parameters; use fully_shard"):
+            joining("127.0.0.1:1").on_train_begin(state=None, model=old, optimizer=object())
+        with pytest.raises(
+            UsageError, match=r"'weight' is sharded over ranks; pass a model that is whole here, or use"
+        ):
+            fully_shard(model := torch.nn.Linear(2, 2))
+            worker.DiLoCoWorker(model, None, "127.0.0.1:1")
+    finally:
+        distributed.destroy_process_group()
+
+
 # Options --------------------------------------------------------------------------------------------------------------
 
 
