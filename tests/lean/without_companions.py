@@ -33,7 +33,11 @@ HIDDEN: dict[str, tuple[str, ...]] = {
     "torchmetrics": _OF_TORCHMETRICS,
 }
 """By the package that imports, what it does not find."""
-STAND_INS = {} if "REAL_COMPILER" in os.environ else {"torch._dynamo": "without_compiler.py"}
+STAND_INS = (
+    {}
+    if "REAL_COMPILER" in os.environ
+    else {"torch._dynamo": "without_compiler.py", "torch._meta_registrations": "without_meta_kernels.py"}
+)
 """By module, the file of this folder that is imported in its place."""
 
 
