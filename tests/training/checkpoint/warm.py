@@ -10,8 +10,10 @@ gc.disable()
 from tests.few_modules import lean_frameworks  # noqa: E402
 
 with lean_frameworks():
+    import numpy.random  # noqa: F401 (a save imports it, and torch.utils.serialization)
     import torch._dynamo
-    import torch.distributed  # noqa: F401
+    import torch.distributed
+    import torch.utils.serialization.config  # noqa: F401
 
     import skyward.training.checkpoint  # noqa: F401
 
