@@ -14,6 +14,7 @@ from typing import Self
 
 import httpx
 
+from tests.few_modules import LEAN
 from tests.hub.http.server_processes import free_port
 from tests.waiting import until
 
@@ -43,8 +44,15 @@ class HubProcess:
 
     def start(self) -> None:
         command = [sys.executable, "-m", "skyward", "hub", "up", "--data", str(self.data), "--port", str(self.port)]
+        path = os.pathsep.join(filter(None, (str(LEAN), os.environ.get("PYTHONPATH"))))
         with (self.data.parent / "hub.log").open("ab") as log:
-            self.process = subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, stderr=log, text=True)
+            self.process = subprocess.Popen(
+                [*command, "--json"],
+                env={**os.environ, "PYTHONPATH": path},  # of jobs on this machine, too
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
         assert self.process.stdout is not None
         with self.process.stdout as output:
             self.token = json.loads(output.readline())["token"]
