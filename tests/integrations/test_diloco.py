@@ -19,6 +19,7 @@ from skyward.errors import UsageError
 from skyward.training.diloco import DiLoCoWorker
 from skyward.training.diloco.pool_servers import forget
 from tests.channels import Relayed
+from tests.few_modules import lean_frameworks
 from tests.training.diloco.runs import TOKEN, make_model, serving, state_of, step, together
 from tests.training.diloco.runs import train as train_by_http
 
@@ -33,7 +34,7 @@ def provider(tmp_path_factory: pytest.TempPathFactory) -> Relayed:
 @pytest.fixture(scope="module")
 def pool(provider: Relayed) -> Iterator[sky.ComputePool]:
     """Nodes that are reached by a command, as over SSH."""
-    with sky.ComputePool(provider, nodes=2, logs=False) as pool:
+    with lean_frameworks(), sky.ComputePool(provider, nodes=2, logs=False) as pool:
         yield pool
 
 

@@ -40,6 +40,7 @@ import skyward as sky
 from skyward.errors import NoCapacity
 from skyward.integrations.joblib import sklearn_backend
 from skyward.integrations.pools import ScikitLearnPool
+from tests.few_modules import lean_frameworks
 
 from .test_joblib import NoMachines
 
@@ -50,7 +51,7 @@ Array = np.ndarray[Any, Any]
 
 @pytest.fixture(scope="module", autouse=True)
 def pool() -> Iterator[sky.ComputePool]:
-    with sky.ComputePool(sky.Local(), nodes=2, logs=False) as opened:
+    with lean_frameworks(), sky.ComputePool(sky.Local(), nodes=2, logs=False) as opened:
         yield opened
 
 

@@ -25,13 +25,14 @@ from skyward.integrations.torch import TorchIntegration
 from skyward.pool.pool import ComputePool
 from skyward.testing import Faults, IntegrationSuite
 from skyward.values.topology import Rank
+from tests.few_modules import lean_frameworks
 from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
 def torch_pool() -> Iterator[ComputePool]:
     """Open one pool for the whole file, so that its nodes import torch once."""
-    with sky.ComputePool(sky.Local(), nodes=2) as pool:
+    with lean_frameworks(), sky.ComputePool(sky.Local(), nodes=2) as pool:
         yield pool
 
 

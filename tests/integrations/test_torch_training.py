@@ -20,13 +20,14 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorData
 import skyward as sky
 from skyward.errors import SlotLost
 from skyward.pool.pool import ComputePool
+from tests.few_modules import lean_frameworks
 from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[ComputePool]:
     """Open one pool for the whole file, so that its nodes import torch once."""
-    with sky.ComputePool(sky.Local(), nodes=2) as pool:
+    with lean_frameworks(), sky.ComputePool(sky.Local(), nodes=2) as pool:
         yield pool
 
 

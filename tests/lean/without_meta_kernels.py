@@ -37,5 +37,5 @@ def _import_and_initialize(mode: FakeTensorMode, *args: Any, **options: Any) -> 
 
 
 _initialize = FakeTensorMode.__init__
-FakeTensorMode.__init__ = _import_and_initialize  # type: ignore[method-assign]
+FakeTensorMode.__init__ = _import_and_initialize  # type: ignore[assignment, method-assign]
 torch._C._set_generator_metaclass(OpaqueBaseMeta)  # as torch._prims.rng_prims does, which the real module imports

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.few_modules import LEAN
 from tests.training.checkpoint.crew import WARM, warm_process
 from tests.training.events import scalars_in, texts_in, without_tensorflow
 
@@ -40,7 +42,10 @@ def without_times(text: str) -> list[str]:
 class Part:
     def __init__(self, folder: Path, name: str) -> None:
         command = [sys.executable, "-m", "tests.training.resumed_run", str(folder), name]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        environment = {**os.environ, "PYTHONPATH": str(LEAN)}
+        self.process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
 
     def is_ready(self) -> bool:
         assert self.process.stdout is not None

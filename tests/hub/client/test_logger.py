@@ -84,7 +84,8 @@ def test_a_training_is_recorded_as_a_run(server: SmallHub, tmp_path: Path) -> No
 @pytest.mark.timeout(300)  # two processes that import torch, one after the other
 def test_a_training_that_was_killed_and_resumed_is_one_run(server: SmallHub, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.hub.client.training"]
-    process = subprocess.Popen([*command, "first", str(tmp_path)], stdout=subprocess.PIPE, env=os.environ)
+    environment = {**os.environ, "PYTHONPATH": str(LEAN)}
+    process = subprocess.Popen([*command, "first", str(tmp_path)], stdout=subprocess.PIPE, env=environment)
     assert process.stdout is not None
     assert b"ready\n" in iter(process.stdout.readline, b"")
     process.kill()
@@ -92,7 +93,7 @@ def test_a_training_that_was_killed_and_resumed_is_one_run(server: SmallHub, tmp
     process.stdout.close()
     run_id = only_run(server)
     assert [step for step, _ in server.points(run_id, "loss")] == [2, 4, 6, 8, 10]
-    subprocess.run([*command, "second", str(tmp_path)], check=True, timeout=200, env=os.environ)
+    subprocess.run([*command, "second", str(tmp_path)], check=True, timeout=200, env=environment)
 
     assert only_run(server) == run_id
     kinds = [record[0] for record in server.of(run_id)]

@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from skyward.testing.hub import HubServer
+from tests.few_modules import LEAN
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -58,7 +59,8 @@ def test_the_buttons_of_a_run_save_and_stop_a_training(
 
     address = {"SKYWARD_HUB_URL": hub.url, "SKYWARD_HUB_TOKEN": hub.token, "SKYWARD_HUB_SPOOL": str(tmp_path / "spool")}
     command = [sys.executable, "-m", "tests.hub.client.training", "steered", str(tmp_path / "output")]
-    training = subprocess.Popen(command, env={**os.environ, **address}, stdout=subprocess.DEVNULL)
+    environment = {**os.environ, **address, "PYTHONPATH": str(LEAN)}
+    training = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     page = signed_in
     try:
         page.goto(f"{hub.url}/runs")
