@@ -13,6 +13,7 @@ import math
 import os
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -187,10 +188,12 @@ class PoolLife:
         atexit.register(self._tell_unclosed)
 
     def _tell_unclosed(self) -> None:
-        """Say at the program's exit that its pool is open. The machines of a pool that is not detached end now."""
+        """Warn at the exit of the program that its pool is open. Python shows it on request, as for open files."""
         if self._owner == os.getpid() and self.is_active and self.detachment is None:
-            name = self.label or self.name
-            _log.warning("%s: this pool was never closed, and ends with the program; use `with`, or call close()", name)
+            text = (
+                f"{self.label or self.name}: was never closed, and ends with the program; use `with`, or call close()"
+            )
+            warnings.warn(text, ResourceWarning, stacklevel=2)
 
     def _started(self, pool: _Pool, machines: PoolMachines, presence: Presence, initializer: bytes | None) -> Engine:
         """Launch the machines and connect to them, or leave nothing behind."""

@@ -290,9 +290,11 @@ closed.close()
 pool = sky.ComputePool(sky.Local(), logs=False, name="open").start()
 print(*pool.agent_pids().values())
 """
-        ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
-        assert "open: this pool was never closed" in ended.stderr
-        assert "closed: this" not in ended.stderr
+        ended = subprocess.run(
+            [sys.executable, "-X", "dev", "-c", script], capture_output=True, text=True, timeout=60, check=True
+        )
+        assert "ResourceWarning: open: was never closed" in ended.stderr
+        assert "closed: was" not in ended.stderr
         until(lambda: not os.path.exists(f"/proc/{ended.stdout.strip()}"))
 
 
