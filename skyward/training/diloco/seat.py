@@ -1,4 +1,4 @@
-"""`Seat`: a worker's place at its server, with its questions: join, wait for a round, exchange an update, leave."""
+"""`WorkerSeat`: a worker's place at its server: it joins, waits for rounds, and exchanges updates."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PendingUpdate:
     """Whether the server may know it. Then it is asked first, because a delta is large."""
 
 
-class Seat:
+class WorkerSeat:
     """Place of a worker: its id, the session of its process, and its round.
 
     Requests that fail raise ServerUnreachable, and may be repeated.

@@ -29,7 +29,7 @@ from .frames import ArrayFrame
 from .refusal import RefusalKind, WorkerRefused
 from .replica import Replica, SentFragment
 from .schedule import SyncSchedule
-from .seat import PendingUpdate, Seat
+from .seat import PendingUpdate, WorkerSeat
 from .settings import ALPHA_WITH_DELAY, SYNC_EVERY, check_options
 from .transport import ServerUnreachable
 from .worker_metrics import LossMean, WorkerMetrics
@@ -139,7 +139,7 @@ class DiLoCoWorker:
         """Rows of this worker, for a `DiLoCoSampler`."""
         self._client = DiLoCoClient(server_addr, token=token, timeout_s=timeout)
         self._ended = threading.Event()
-        self._seat = Seat(self._client, self._replica, worker_id=worker_id, timeout_s=timeout, ended=self._ended)
+        self._seat = WorkerSeat(self._client, self._replica, worker_id=worker_id, timeout_s=timeout, ended=self._ended)
         self._wanted_id = worker_id
         self._delay = fragment_sync_delay
         self._sync_every, self._dylu = sync_every, dylu
