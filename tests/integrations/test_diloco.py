@@ -252,6 +252,32 @@ def test_the_ranks_of_a_process_group_are_one_worker(pool: sky.ComputePool) -> N
     assert len(set(once)) == len(once)
 
 
+def fit_apart() -> None:
+    """Train on rows of this rank alone, without DDP."""
+    from skyward.training import DiLoCoCallback, TrainerState
+
+    info = sky.instance_info()
+    assert info is not None
+    seed = info.rank or 0
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    joining = DiLoCoCallback()
+    joining.on_train_begin(state=TrainerState(), model=model, optimizer=optimizer)
+    try:
+        for number in range(4):
+            step(model, optimizer, number, data_seed=seed)
+    finally:
+        joining.close()
+
+
+def test_ranks_that_do_not_train_as_one_are_refused(pool: sky.ComputePool) -> None:
+    """Otherwise the progress of all but rank 0 would be lost in each round."""
+    joined = sky.integrations.diloco(sync_every=2, heartbeat_interval=0)(fit_apart)
+    function = sky.compute(sky.integrations.torch(backend="gloo", processes_per_node=2)(joined))
+    with pytest.raises(UsageError, match=r"have trained apart, so they are not one worker; wrap the model in Distrib"):
+        (function() > pool.node(0)).result(120)
+
+
 def fit_shards(options: dict[str, Any], *, is_sharded: bool = True) -> list[torch.Tensor]:
     """Train in a loop of one's own, as a callback's trainer does. Return the whole parameters."""
     from torch.distributed.fsdp import fully_shard

@@ -84,13 +84,19 @@ class WorkerOfRanks:
         if error[0] is not None:
             raise UsageError(error[0])
         self._share(self._tensors.own)
+        self._tensors.watch()
         if self._optimizer is not None:
             self._hook = self._optimizer.register_step_post_hook(lambda *_: self.count_step())
 
     def count_step(self) -> None:
-        """Count an inner step. Where the schedule sends or applies, take over the parameters of rank 0 then."""
+        """Count an inner step. Where the schedule sends or applies, take over the parameters of rank 0 then.
+
+        Raises:
+            UsageError: The ranks do not train as one.
+        """
         acts = bool(self._schedule.advance())
         if acts:
+            self._tensors.check_together()
             self._tensors.gather(in_rounds(self._tensors.own))
         if self._leader is not None:
             self._leader.count_step()
