@@ -15,6 +15,7 @@ import skyward as sky
 from skyward import hub
 from skyward.testing.hub import HubServer
 from tests.channels import Relayed
+from tests.few_modules import lean_frameworks
 from tests.waiting import until
 
 
@@ -77,7 +78,7 @@ def test_commands_of_the_hub_stop_a_training_in_a_task(server: HubServer, tmp_pa
         made = train(folder, [hub.HubLogger(run_name="stopped"), Slow()], max_steps=3000, num_train_epochs=2000)
         return int(made.state.global_step)
 
-    with sky.ComputePool(sky.Local(), logs=False) as pool:
+    with lean_frameworks(), sky.ComputePool(sky.Local(), logs=False) as pool:
         future = sky.compute(train_until_stopped)(tmp_path / "out") > pool
         until(lambda: future.done() or [run for run in hub.runs() if run.metrics], within_s=60)
         (run,) = hub.runs()
@@ -103,7 +104,7 @@ def test_a_gang_logs_one_run_through_the_program_and_each_rank_its_load(server: 
         return logger.run_id
 
     gang = sky.compute(sky.integrations.torch(backend="gloo")(train_as_rank))
-    with sky.ComputePool(sky.Local(), nodes=2, logs=False) as pool:
+    with lean_frameworks(), sky.ComputePool(sky.Local(), nodes=2, logs=False) as pool:
         ids = gang(tmp_path / "out") @ pool
     (run,) = hub.runs()
     assert ids == [run.id, run.id]

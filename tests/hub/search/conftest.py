@@ -9,6 +9,7 @@ import pytest
 import skyward as sky
 from skyward import hub
 from skyward.testing.hub import HubServer
+from tests.few_modules import lean_frameworks
 
 
 @pytest.fixture(scope="module")
@@ -22,5 +23,5 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
 
 @pytest.fixture(scope="module")
 def pool(server: HubServer) -> Iterator[sky.ComputePool]:
-    with sky.ComputePool(provider=sky.Local(), nodes=2, logs=False, console=False) as pool:
+    with lean_frameworks(), sky.ComputePool(provider=sky.Local(), nodes=2, logs=False, console=False) as pool:
         yield pool
