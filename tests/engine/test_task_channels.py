@@ -15,6 +15,7 @@ import skyward as sky
 from skyward.errors import PoolClosed, UsageError
 from skyward.wire.task_channel import MESSAGE_LIMIT, TaskChannel, services
 from tests.channels import Relayed, breaking
+from tests.few_modules import lean_frameworks
 from tests.waiting import until
 
 LIMIT_S = 60.0
@@ -111,7 +112,7 @@ def test_ranks_have_channels_of_their_own(tmp_path: Path) -> None:
         sky.channel("rank").send(b"here")
 
     pytest.importorskip("torch")
-    with sky.ComputePool(sky.Local(), logs=False) as pool:
+    with lean_frameworks(), sky.ComputePool(sky.Local(), logs=False) as pool:
         future = rank() > pool
         opened = [pool.channel("rank", LIMIT_S) for _ in range(2)]
         assert [list(channel) for channel in opened] == [[b"here"], [b"here"]]
