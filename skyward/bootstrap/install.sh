@@ -1,6 +1,6 @@
 # Creates what a node lacks and keeps what it has, so it can be interrupted anywhere and run again.
 # From the client: ours, user (names of environments), uv (path, or empty: in the stream), uv_version,
-# python (path, or empty: to be downloaded), wanted_python, folder, code, objects, limit_s, limit_kib.
+# python (path, or empty: to be downloaded), wanted_python, folder, beside, code, objects, limit_s, limit_kib.
 gone() { # WHAT: it existed at the time of the probe, so the client did not send it
     fail "$1: removed since the probe, perhaps because the cache was cleared; try again"
 }

@@ -86,6 +86,12 @@ make_folder() { # NAME
         say problem "$base/$1: cannot create the folder; /tmp must be writable and not full"
         return 1
     fi
+    # A folder beside a node goes with it. The node may have ended while this one was made.
+    if [ -n "${beside-}" ] && [ ! -d "$base/$beside" ]; then
+        rm -rf "${base:?}/$1"
+        say problem "$base/$beside: the node has ended; open the pool again"
+        return 1
+    fi
     say folder "$base/$1"
 }
 
@@ -113,7 +119,9 @@ unpack_code() { # NAME FOLDER
             mkdir -p "${into%/*}" && copy "$root/code/objects/$object" "$into" && chmod "$mode" "$into" || return 1
         done <"$2/unpacking/.objects"
     fi
-    mkdir -p "$2/unpacking/work" && mv "$2/unpacking" "$2/code"
+    # Without -p: it would make a folder again that was removed with its node.
+    [ -d "$2/unpacking/work" ] || mkdir "$2/unpacking/work" || return 1
+    mv "$2/unpacking" "$2/code"
 }
 
 # Prints the Debian packages of the image that are not installed.

@@ -46,6 +46,7 @@ class Payload:
     users: Users
     code: Code | None
     folder: str
+    beside: str
     limit_s: float
     cache_limit_gib: float
 
@@ -88,6 +89,7 @@ class Payload:
             "python": best_python(list(self.facts.pythons), self.image.python_version),
             "wanted_python": " ".join(wanted_pythons(self.image.python_version)),
             "folder": self.folder,
+            "beside": self.beside,
             "limit_kib": str(int(self.cache_limit_gib * 2**20)),
             **code_variables(self.code),
         }

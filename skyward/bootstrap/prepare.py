@@ -78,6 +78,7 @@ def prepare(
     emit: Emit,
     node: int,
     folder: str,
+    beside: str = "",
     host: str = "",
     code: Code | None = None,
     base: str = "",
@@ -95,6 +96,7 @@ def prepare(
         emit: Takes events.
         node: Number of the node.
         folder: Name of the pool's folder on the machine.
+        beside: Name of a node's folder, without which nothing is made; empty for none.
         host: Name of the machine for errors.
         code: Result of `gather`, which is the same for all nodes; None: no code is sent.
         base: Name of the container image that the commands run in, by its content; empty for none.
@@ -111,6 +113,7 @@ def prepare(
         image=image,
         phases=_Phases(emit, node, _masking(image), host),
         folder=folder,
+        beside=beside,
         code=code,
         base=base,
         cache_limit_gib=cache_limit_gib,
@@ -149,6 +152,7 @@ class _Bootstrap:
     image: Image
     phases: _Phases
     folder: str
+    beside: str
     code: Code | None
     base: str
     cache_limit_gib: float
@@ -207,6 +211,7 @@ class _Bootstrap:
             "minor": ".".join(self.image.python_version.split(".")[:2]),
             "uv_version": client_uv_version(),
             "folder": self.folder,
+            "beside": self.beside,
             "apt": " ".join(self.image.apt),
             **code_variables(self.code),
         }
@@ -241,6 +246,7 @@ class _Bootstrap:
                 users=self._users,
                 code=self.code,
                 folder=self.folder,
+                beside=self.beside,
                 limit_s=self._left_s(),
                 cache_limit_gib=self.cache_limit_gib,
             ).write(payload)

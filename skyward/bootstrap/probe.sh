@@ -1,6 +1,6 @@
 # Reports all facts about a node at once. Changes only the time of last use of what it finds.
 # From the client: ours, user (names of environments), minor (of Python), uv_version, folder (of this pool's node), eval_vars,
-# code and objects (names of the user's code and of its large files), apt.
+# code and objects (names of the user's code and of its large files), apt, beside (a node's folder, or empty).
 say system "$system"
 say machine "$machine"
 say libc "$libc"

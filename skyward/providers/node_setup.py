@@ -126,7 +126,16 @@ class RemoteNodeHandle:
             return self.connection.run(line, input=input, timeout_s=timeout_s, on_line=on_line, stop=stop)
 
         base = self.container.image_id if self.container else ""
-        ready = prepare(run, image, emit=ignore, node=self.node, host=str(self.place.target), folder=folder, base=base)
+        ready = prepare(
+            run,
+            image,
+            emit=ignore,
+            node=self.node,
+            host=str(self.place.target),
+            folder=folder,
+            beside=os.path.basename(self.folder),
+            base=base,
+        )
         return ready.python, ready.folder
 
     def channel_to(self, socket_path: str) -> tuple[str, ...]:

@@ -167,7 +167,7 @@ def clients(
             here.clear()
     nothing_runs_on(here.place.hosts)
     for host in here.place.hosts:
-        host.run("sh", "-c", "rm -f /tmp/skyward-0/*.ended")
+        host.run("sh", "-c", "mkdir -p -m 700 /tmp/skyward-0; rm -f /tmp/skyward-0/*.ended")
         left = host.run("find", "/tmp/skyward-0", "/dev/shm", "-mindepth", "1").stdout
         assert not left, f"{host.name} keeps {left}"
 

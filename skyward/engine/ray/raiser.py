@@ -26,6 +26,7 @@ from ...core.records import dataclass
 from ...errors import MissingDependency, PoolClosed, ProviderError, SkywardError
 from ...events import Emit, EngineLost, EngineUp
 from ...node.agent.outside import reply_of
+from ...node.agent.watchdog import beside
 from ...values.image import Image
 from ...values.machine import Machine, NodeLogin
 from ..threads import report, run_side_by_side, start_thread
@@ -377,7 +378,7 @@ class RayRaiser:
                 ray.has_head.set()
 
     def _start_once(self, ray: _Ray, machine: Machine) -> None:
-        login, name = machine.login, f"ray-{os.urandom(3).hex()}"  # short: the paths of Ray's sockets are below it
+        login, name = machine.login, beside(machine.folder) + os.urandom(1).hex()
         assert login is not None
         companion = _Companion(login, 0, "", os.path.join(os.path.dirname(machine.folder), name))
         try:

@@ -175,8 +175,21 @@ def remove_node(folder: str) -> None:
     for _ in range(_REMOVALS):  # a process that was killed a moment ago may have made another file meanwhile
         shutil.rmtree(folder, ignore_errors=True)
         if not os.path.isdir(folder):
-            return
+            break
         time.sleep(_REMOVE_PAUSE_S)
+    base, first = os.path.dirname(folder), beside(folder)
+    with contextlib.suppress(OSError):  # the folder of all nodes is gone
+        for name in os.listdir(base):
+            if name.startswith(first):
+                shutil.rmtree(os.path.join(base, name), ignore_errors=True)
+
+
+def beside(folder: str) -> str:
+    """Return how the names of folders for Ray begin that go with a node's folder.
+
+    They are not below it, because a name that is short leaves room for the paths of Ray's sockets.
+    """
+    return f"ray-{folder.rpartition('-')[2]}-"
 
 
 def _run_agent(run_agent: Callable[[], int]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -140,3 +141,12 @@ def test_a_standby_that_is_gone_ends_the_agent(monkeypatch: pytest.MonkeyPatch) 
     machine.parent = 1
     assert watch(watchdog.Lease(2.0)) == 3
     assert machine.killed == [1]
+
+
+def test_a_node_takes_the_folders_of_ray_beside_it_along(tmp_path: Path) -> None:
+    node, other = tmp_path / "train-1f2e3d4c-0-e5c782", tmp_path / "train-1f2e3d4c-1-e5c783"
+    for folder in (node, other):
+        folder.mkdir()
+        tmp_path.joinpath(watchdog.beside(str(folder)) + "ab").mkdir()
+    watchdog.remove_node(str(node))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ray-e5c783-ab", other.name]
