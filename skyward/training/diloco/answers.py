@@ -9,6 +9,7 @@ import torch
 
 from .compression import BLOCK, Compressed, compress
 from .frames import BUFFER_PREFIX
+from .tensors import short_lived
 
 EncodeChunk = Callable[[slice, torch.Tensor, torch.Tensor], None]
 """Function that encodes the step of a chunk: its slice of the flat tensor, its old values, and its new ones.
@@ -36,7 +37,7 @@ class UpdateEncoder:
         """Return a function that encodes a tensor's chunks, of which each comes once."""
         if self._bits and not name.startswith(BUFFER_PREFIX):
             return self._in_bits(name, shape)
-        self.update[name] = update = torch.empty(shape, dtype=torch.bfloat16)
+        self.update[name] = update = short_lived(shape, torch.bfloat16)
 
         def encode(chunk: slice, old: torch.Tensor, new: torch.Tensor) -> None:
             rounded = update.view(-1)[chunk].copy_(new.sub_(old))
@@ -49,7 +50,7 @@ class UpdateEncoder:
         self.update[name] = update = Compressed(
             bits=self._bits,
             shape=shape,
-            codes=torch.empty(-(-size * self._bits // 8), dtype=torch.uint8),
+            codes=short_lived((-(-size * self._bits // 8),), torch.uint8),
             scales=torch.empty(-(-size // BLOCK)),
         )
         if name not in self._residuals:

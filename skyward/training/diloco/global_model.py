@@ -12,7 +12,7 @@ from .answers import UpdateEncoder
 from .compression import Compressed
 from .delta_means import DeltaMeans
 from .frames import BUFFER_PREFIX
-from .tensors import CHUNK
+from .tensors import CHUNK, short_lived
 
 
 class GlobalModel:
@@ -73,10 +73,10 @@ class GlobalModel:
             if new is not None:
                 moved = _chunks_of(new)
             elif name.startswith(BUFFER_PREFIX):
-                new = torch.empty(shape)
+                new = short_lived(shape)
                 moved = _buffer_moved(means, name, old, new, buffers.get(name), buffer_share)
             else:
-                new = torch.empty(shape)
+                new = short_lived(shape)
                 moved = self._parameter_moved(means, name, old, new)
             encode = None if encoder is None else encoder.begin(name, shape)
             for chunk in moved:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Iterable, Iterator, Mapping
 
 import numpy  # noqa: F401  # torch installs without it, and fails at the first frame: fail at the import instead
@@ -157,6 +158,19 @@ def exchanged(model: torch.nn.Module, *, may_be_sharded: bool = False) -> dict[s
         (BUFFER_PREFIX + name, buffer) for name, buffer in model.named_buffers() if buffer.is_floating_point()
     )
     return tensors
+
+
+def short_lived(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Return a tensor for one round, whose values are not set. The system gets its memory back with it.
+
+    The C library keeps freed memory for the thread that had asked for it, and rounds are closed by changing threads. So
+    a server kept a second model, which nobody used.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if size < mmap.PAGESIZE:
+        return torch.empty(shape, dtype=dtype)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype).reshape(shape)
 
 
 def in_rounds(names: Iterable[str]) -> tuple[str, ...]:

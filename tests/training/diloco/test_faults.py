@@ -147,10 +147,10 @@ def test_a_server_that_is_killed_while_it_saves_costs_nothing(tmp_path: Path) ->
 
 def test_fewer_workers_than_min_workers_end_no_round(caplog: pytest.LogCaptureFixture) -> None:
     with serving(make_model(), num_workers=2, min_workers=2) as server:
-        lone = worker_of(server, make_model(), None, "lone", timeout=0.3, max_sync_retries=0)
+        lone = worker_of(server, make_model(), None, "lone", timeout=2)
         lone.start()
         assert not lone.force_sync()
-        assert "no answer within timeout=0.3 s" in caplog.text
+        assert "worker lone trains on without synchronisation" in caplog.text
         assert server.status()["round"] == 0
         train(server, make_model(), "other", 3)
         assert server.status()["round"] == 1
