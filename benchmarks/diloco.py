@@ -6,8 +6,9 @@
 
 Four workers train the small GPT of `examples/21_gpt_from_scratch.py` on its text: as ranks of DistributedDataParallel
 over gloo, as workers of a `DiLoCoServer`, and as workers that stream fragments of 4 bits. All read the same rows. The
-rates of learning are options, so that each way can have its best ones. A relay between each worker and the others
-counts the bytes of all three ways alike.
+rates of learning are options, so that each way can have its best ones. With `--start-steps`, all begin with a model
+that was trained before, as the workers of arXiv 2311.08105 do. A relay between each worker and the others counts the
+bytes of all three ways alike.
 
 `--only` chooses parts:
 
@@ -29,6 +30,7 @@ import multiprocessing
 import os
 import platform
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -238,6 +240,19 @@ def title_of(run: Run) -> str:
     return f"GPT of {parameters:,} parameters, {WORKERS} workers, {run.rows} rows each"
 
 
+@contextlib.contextmanager
+def started(workers: Workers, run: Run, steps: int) -> Iterator[str]:
+    """Train for some steps, and yield a file with the parameters; without steps no file."""
+    if not steps:
+        yield ""
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "start.pt")
+        before = train_synchronously(workers, replace(run, steps=steps, save_file=path), NEAR)
+        print(f"\nthe start of all ways: {steps} steps of DDP, loss {before.loss:.4f}")
+        yield path
+
+
 def compare_losses(workers: Workers, run: Run, loosely: Run, outer: Mapping[str, Any], verdicts: Verdicts) -> None:
     print(f"\nloss and bytes: {title_of(run)}, {run.steps} steps, {run.tokens:,} tokens in all")
     ways = in_three_ways(workers, loosely, run, NEAR, outer)
@@ -430,6 +445,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parts = ("loss", "line", "waits", "server")
     parser.add_argument("--only", nargs="+", choices=parts, default=parts, help="parts to run (default: all)")
     parser.add_argument("--steps", type=int, default=500, help="steps of the runs for the loss (default: 500)")
+    parser.add_argument("--start-steps", type=int, default=0, help="steps of DDP before all ways (default: 0)")
     parser.add_argument("--width", type=int, default=96, help="width of the GPT (default: 96)")
     parser.add_argument("--depth", type=int, default=3, help="layers of the GPT (default: 3)")
     parser.add_argument("--rate", type=float, default=3e-3, help="rate of learning of AdamW (default: 0.003)")
@@ -447,7 +463,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if {"loss", "line", "waits"} & set(options.only):
         with Workers() as workers:
             if "loss" in options.only:
-                compare_losses(workers, run, loosely, outer, verdicts)
+                with started(workers, run, options.start_steps) as path:
+                    start = {"start_file": path, "read_steps": options.start_steps}
+                    compare_losses(workers, replace(run, **start), replace(loosely, **start), outer, verdicts)
             if "line" in options.only:
                 compare_speeds(workers, run, outer, verdicts)
             if "waits" in options.only:

@@ -70,6 +70,12 @@ class Run:
     steps: int
     last_step: int | None = None
     """Step after which the run ends; None: the last one of its rate of learning."""
+    start_file: str = ""
+    """File with the parameters of the model before its first step; "": random ones."""
+    save_file: str = ""
+    """File for the parameters after its last step, of the synchronous way only."""
+    read_steps: int = 0
+    """Steps of an earlier run, whose rows this one does not read again in the same epoch."""
     rows: int = 8
     """Rows of each worker in each step."""
     learning_rate: float = 3e-3
@@ -155,6 +161,8 @@ def model_of(run: Run) -> torch.nn.Module:
     """Return the model before its first step."""
     torch.manual_seed(run.seed)
     model: torch.nn.Module = gpt().GPT(run.width, run.depth)
+    if run.start_file:
+        model.load_state_dict(torch.load(run.start_file))
     return model
 
 
@@ -173,7 +181,7 @@ def order_of(epoch: int) -> torch.Tensor:
 def batch(run: Run, step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the rows of one worker in a step. All workers together read each row once in an epoch."""
     inputs, labels = text()
-    begin = (step * WORKERS + rank) * run.rows
+    begin = ((run.read_steps + step) * WORKERS + rank) * run.rows
     places = [divmod(position, len(inputs) - HELD_OUT) for position in range(begin, begin + run.rows)]
     chosen = torch.stack([order_of(epoch)[place] for epoch, place in places])
     return inputs[chosen], labels[chosen]
@@ -279,6 +287,8 @@ class Synchronous:
         seconds = time.perf_counter() - began
         together.begin()  # so that the bytes of all have passed
         carried = store.line.count_bytes() - carried
+        if rank == 0 and self.run.save_file:
+            torch.save(model.state_dict(), self.run.save_file)
         return Report(seconds=seconds, carried=carried, loss=loss_of(model) if rank == 0 else math.nan)
 
 

@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.hosts, pytest.mark.timeout(240)]
 
 SECRET = f"secret-{os.urandom(8).hex()}"
 LEASE_S = 15.0
-DELAY_S = 0.05
+DELAY_S = 0.5
 
 # Calls travel by value, because this module is not on the nodes.
 where = sky.compute(lambda: os.uname().nodename)

@@ -147,7 +147,7 @@ def test_a_server_that_is_killed_while_it_saves_costs_nothing(tmp_path: Path) ->
 
 def test_fewer_workers_than_min_workers_end_no_round(caplog: pytest.LogCaptureFixture) -> None:
     with serving(make_model(), num_workers=2, min_workers=2) as server:
-        lone = worker_of(server, make_model(), None, "lone", timeout=2)
+        lone = worker_of(server, make_model(), None, "lone", timeout=5)
         lone.start()
         assert not lone.force_sync()
         assert "worker lone trains on without synchronisation" in caplog.text
