@@ -150,7 +150,7 @@ class HostedEngine:
             self.values,
             lines=lines,
             emit=emit,
-            forget=calls.forget,
+            end=calls.end,
             on_facts=self._on_facts,
             came=calls.came,
             read=calls.read if is_detached else None,
@@ -478,7 +478,10 @@ class HostedEngine:
 
     def counts(self) -> TaskCounts:
         self._ask_counts()
-        return self._counts
+        calls, counts = self._calls, self._counts
+        # A head that follows a killed one has not counted the calls before.
+        ended, failed = max(counts.ended, calls.ended), max(counts.failed, calls.failed)
+        return dataclasses.replace(counts, ended=ended, failed=failed)
 
     def _ask_counts(self) -> None:
         if self.ledger.is_open:

@@ -47,7 +47,7 @@ class _Progress:
 
 
 class HostedCalls:
-    """Open calls of a client. Thread-safe, except `forget` and all that is for another head: these need the lock.
+    """Open calls of a client. Thread-safe, except `end`, `forget` and what is for another head: these need the lock.
 
     Args:
         ledger: Shared state of the client's engine.
@@ -62,6 +62,8 @@ class HostedCalls:
         self._progress: dict[int, _Progress] = {}
         """Progress of each open call of a detached pool."""
         self.link: HeadLink | None = None
+        self.ended = self.failed = 0
+        """Numbers of this client's calls that have ended, and that have failed. A head counts from its own start."""
 
     # To the head ------------------------------------------------------------------------------------------------------
 
@@ -118,7 +120,7 @@ class HostedCalls:
     def _fail(self, call: Task | Gang, error: BaseException) -> None:
         fail = call.on_failed if isinstance(call, Task) else call.future.settle_error
         self._ledger.after.append(lambda: fail(error))
-        self.forget(call)
+        self.end(call, ok=False)
 
     def cancel(self, task_id: int) -> None:
         with self._ledger:
@@ -146,6 +148,14 @@ class HostedCalls:
         with self._ledger:
             if self._ledger.is_open:
                 self._uncall(number)
+
+    def end(self, call: Task | Gang, *, ok: bool) -> None:
+        """Count a call that has ended, and forget it."""
+        calls = call.calls if isinstance(call, Task) else 1
+        self.ended += calls
+        if not ok:
+            self.failed += calls
+        self.forget(call)
 
     def forget(self, call: Task | Gang) -> None:
         """Forget a call that has ended, or that nobody waits for."""

@@ -6,7 +6,7 @@ import dataclasses
 import pickle
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..calls.undecoded import Undecoded
 from ..console.logs import Part
@@ -32,6 +32,10 @@ Handler = Callable[[Readable, Frame], Any]
 PlainHandler = Callable[[Frame], Any]
 
 
+class _EndsCall(Protocol):
+    def __call__(self, call: Task | Gang, *, ok: bool) -> object: ...
+
+
 class HostedFrames:
     """Table of handlers by kind of frame. They are called with the ledger locked.
 
@@ -40,7 +44,7 @@ class HostedFrames:
         values: References to values that stay on nodes.
         lines: Destination of the calls' output.
         emit: Takes events.
-        forget: Removes a call from the ledger.
+        end: Removes a call that has ended from the ledger.
         on_facts: Takes the facts of the nodes.
         came: Called with the number of a call for each of its frames that the head counts; see `head.kept_calls`.
         read: Called with the number of a call once its outcome was read, which another client could otherwise take.
@@ -56,7 +60,7 @@ class HostedFrames:
         *,
         lines: LineSink | None,
         emit: Emit,
-        forget: Callable[[Task | Gang], object],
+        end: _EndsCall,
         on_facts: Callable[[bytes], object],
         came: Callable[[int], object] = lambda number: None,
         read: Callable[[int], object] | None = None,
@@ -67,7 +71,7 @@ class HostedFrames:
         self._values = values
         self._lines = lines
         self._emit = emit
-        self._forget = forget
+        self._end = end
         self._on_facts = on_facts
         self._came = came
         self._read = read
@@ -101,7 +105,7 @@ class HostedFrames:
             return
         failure = InternalError(f"{task.name!r}: its outcome could not be handled, {in_words(error)}; report this bug")
         failure.__cause__ = error
-        self._forget(task)
+        self._end(task, ok=False)
         self._later(lambda: task.on_failed(failure))
 
     def forget_pieces(self) -> None:
@@ -139,7 +143,7 @@ class HostedFrames:
             if self._read is not None and not task.handles_loss:
                 received = _ToldValue(received, partial(self._read, frame.ident))
             self._later(partial(task.on_result, received))
-            self._forget(task)
+            self._end(task, ok=True)
         else:
             self._later(partial(task.on_part if frame.kind == FrameKind.PART else task.on_item, received))
 
@@ -159,10 +163,10 @@ class HostedFrames:
         status, content = load_plain(message)
         task, gang = self._ledger.tasks.get(frame.ident), self._ledger.gangs.get(frame.ident)
         if task is not None:
-            self._forget(task)
+            self._end(task, ok=False)
             self._later(partial(self._end_task, task, status, content))
         elif gang is not None:
-            self._forget(gang)
+            self._end(gang, ok=status == "gang")
             gang.future.shown = self._shown.pop(gang.id, None)
             self._later(partial(self._end_gang, gang, status, content))
 

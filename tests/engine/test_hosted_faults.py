@@ -118,12 +118,16 @@ def test_nodes_outlive_their_lease_while_their_links_are_too_busy_for_pings() ->
         assert pool.agent_pids() == agents
 
 
-def test_a_head_that_is_killed_fails_its_calls(tmp_path: Path) -> None:
+def test_a_head_that_is_killed_fails_its_calls_and_those_before_stay_counted(tmp_path: Path) -> None:
     def wait() -> None:
         appear(tmp_path / "began")
         time.sleep(600)
 
-    with hosted_pool(nodes=2, logs=False) as pool:
+    events: list[sky.events.Event] = []
+    with hosted_pool(nodes=2, logs=False, on_event=events.append) as pool:
+        assert pool.map(abs, range(-10, 0)) == list(range(10, 0, -1))
+        with pytest.raises(ZeroDivisionError):
+            sky.compute(lambda: 1 // 0)() >> pool
         future = sky.compute(wait)() > pool
         wait_for(tmp_path / "began")
         agents = list(pool.agent_pids().values())
@@ -133,6 +137,8 @@ def test_a_head_that_is_killed_fails_its_calls(tmp_path: Path) -> None:
         with pytest.raises(NodeLost, match="head of the pool"):
             sky.compute(abs)(-1) >> pool
     _wait_until_gone(agents)
+    (closed,) = [event for event in events if isinstance(event, sky.events.PoolClosed)]
+    assert (closed.calls, closed.failed) == (11, 1), "nobody had asked the head for its counts"
 
 
 def test_everything_ends_with_a_client_that_is_killed(tmp_path: Path) -> None:
