@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 import skyward as sky
 from skyward.engine.ray.raiser import RayRaiser
 from skyward.errors import ProviderError, Unreachable
-from skyward.events import EngineUp
+from skyward.events import EngineLost
 from skyward.ssh.command import SSHResult
 from tests.engine.parts import machine
 from tests.waiting import until
@@ -27,17 +28,34 @@ class Login:
 
     watchdog, started = 1, "1"
 
-    def __init__(self, *, has_room: bool, is_slow: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        has_room: bool,
+        is_slow: bool = False,
+        cut: Mapping[int, str] = MappingProxyType({}),
+        is_away: bool = False,
+    ) -> None:
         self.has_room, self.is_slow = has_room, is_slow
+        self.cut = dict(cut)
+        """Reasons by the nodes that this one cannot connect to."""
+        self.is_away = is_away
+        self.asked = 0
+        """Number of its preparations."""
         self.starts, self.ends = list[str](), list[str]()
         """Folders in which Ray was started, and those in which it was ended."""
 
     def prepare(self, image: sky.Image, folder: str, *, stop: threading.Event) -> tuple[str, str]:
+        self.asked += 1
+        if self.is_away:
+            raise Unreachable("no route", node=1)
         if not self.has_room:
             raise ProviderError(WHY)
         return "python3", f"/tmp/{folder}"
 
     def run(self, module: str, name: str, arguments: Sequence[str] = (), **options: Any) -> SSHResult:
+        if name == "probe":
+            return SSHResult(code=0, stdout=json.dumps(self.cut).encode(), stderr=b"")
         if name == "end":
             self.ends.append(arguments[2])
         else:
@@ -55,13 +73,13 @@ class Login:
 
 @contextmanager
 def raised(
-    other: Login | None = None, stood: list[str] | None = None
-) -> Iterator[tuple[RayRaiser, list[str], list[EngineUp]]]:
+    other: Login | None = None, stood: list[str] | None = None, *, is_needed: bool = True
+) -> Iterator[tuple[RayRaiser, list[str], list[Any]]]:
     """Raise Ray, which the pool needs, on a node with room and another one. `stood`: folders of Ray on the first."""
     reasons, events, stood = list[str](), list[Any](), [] if stood is None else stood
     logins = [Login(has_room=True), other or Login(has_room=False)]
     machines = {node: machine(node, login=login) for node, login in enumerate(logins)}
-    raiser = RayRaiser(sky.Image(), emit=events.append, failed=reasons.append)
+    raiser = RayRaiser(sky.Image(), emit=events.append, failed=reasons.append if is_needed else None, pause_s=0.02)
 
     def ask(verb: str, *arguments: Any, timeout_s: float | None = None) -> None:
         if verb == "ray_stands":
@@ -69,33 +87,61 @@ def raised(
 
     raiser.begin(machines, 0, ask)
     try:
-        until(lambda: bool(stood))
+        until(lambda: bool(stood or reasons or events))
         yield raiser, reasons, events
     finally:
         raiser.close()
 
 
-def ask_for_node_1(raiser: RayRaiser, told: Sequence[object]) -> None:
-    """Ask for Ray on node 1, as the head does, until somebody is told."""
+def ask_for_node_1(raiser: RayRaiser, is_enough: Callable[[], object]) -> None:
+    """Ask for Ray on node 1, as the head does, until it is enough."""
 
-    def is_told() -> bool:
+    def is_asked() -> object:
         raiser.slow_verbs["ray_lacks"](1)
-        return bool(told)
+        return is_enough()
 
-    until(is_told)
+    until(is_asked)
 
 
 def test_a_pool_that_needs_ray_ends_if_one_node_cannot_have_it() -> None:
     with raised() as (raiser, reasons, events):
-        ask_for_node_1(raiser, reasons)
+        ask_for_node_1(raiser, lambda: reasons)
         assert (reasons, events, raiser.is_up) == ([WHY], [], False)
+
+
+def test_a_pool_that_does_not_need_ray_is_told_once_that_one_node_cannot_have_it() -> None:
+    with raised(is_needed=False) as (raiser, reasons, events):
+        raiser.verbs["ray_carries"]([2], [1])
+        ask_for_node_1(raiser, lambda: events)
+        assert raiser.why_needed(60.0) == f"Ray does not reach node 1 ({WHY})"  # returns when nothing more is tried
+        assert (reasons, [type(event) for event in events], events[0].reason) == ([], [EngineLost], WHY)
+
+
+@pytest.mark.parametrize("is_needed", [True, False])
+def test_ray_is_given_up_where_nodes_cannot_connect_to_each_other(
+    is_needed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, stood = Login(has_room=True, cut={0: "no answer"}), list[str]()
+    with raised(other, stood, is_needed=is_needed) as (raiser, reasons, events):
+        assert not other.starts
+        assert not stood
+        told = reasons or [event.reason for event in events]
+        assert told == [raiser.why_needed(60.0).removeprefix("Ray does not stand (").removesuffix(")")]
+        assert "(no answer); let the nodes' private addresses reach each other" in told[0]
+
+
+def test_a_node_that_is_away_does_not_count_as_one_that_cannot_have_ray() -> None:
+    other = Login(has_room=True, is_away=True)
+    with raised(other) as (raiser, reasons, events):
+        ask_for_node_1(raiser, lambda: other.asked > 3)
+        assert (reasons, events) == ([], [])
 
 
 def test_a_pool_that_had_ray_goes_on_if_one_node_cannot_have_it_again(caplog: pytest.LogCaptureFixture) -> None:
     with raised() as (raiser, reasons, events):
         raiser.verbs["ray_carries"]([1], [])
         raiser.verbs["ray_carries"]([], [1])
-        ask_for_node_1(raiser, caplog.records)
+        ask_for_node_1(raiser, lambda: caplog.records)
         assert f"Ray does not run there, so its link stays as it is: {WHY}" in caplog.text
         assert (reasons, [event.engine for event in events]) == ([], ["ray"])
 

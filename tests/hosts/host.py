@@ -206,10 +206,14 @@ class Host:
         finally:
             self.restore_link()
 
-    def hide_from(self, address: str) -> None:
-        """Drop packets from `address`, so that the host can be reached only through another (a jump host)."""
+    def hide_from(self, address: str, *, hides_ports_only: bool = False) -> None:
+        """Drop packets from `address`, so that the host can be reached only through another (a jump host).
+
+        `hides_ports_only`: drop its new connections only, so that the host can still connect to it.
+        """
+        new = "tcp flags & (syn|ack) == syn " if hides_ports_only else ""
         self._nft("add table ip hidden; add chain ip hidden input { type filter hook input priority 0; }")
-        self._nft(f"add rule ip hidden input ip saddr {address} drop")
+        self._nft(f"add rule ip hidden input ip saddr {address} {new}drop")
 
     def show_to_all(self) -> None:
         """Undo `hide_from`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import signal
 import socket
 import ssl
@@ -228,20 +229,20 @@ def test_a_killed_client_leaves_nothing_of_ray(
                 os.kill(pid, signal.SIGKILL)
 
 
-def test_nodes_that_cannot_connect_to_each_other_are_named_with_the_port(
-    bed: Bed, hosts: Callable[[int], list[Host]], ray_index: PackageIndex
-) -> None:
-    first, other = hosts(2)
-    here = Place(bed=bed, index=ray_index, hosts=[first, other])
-    wait = sky.compute(lambda: time.sleep(600))
-    refused = rf"node 1: .* no connection from {other.address} to {first.address}:\d+, which is Ray on the first node"
-    first.hide_from(other.address)
+def test_nodes_that_cannot_connect_to_each_other_are_named_and_the_pool_goes_on(place: Callable[[int], Place]) -> None:
+    here, events = place(2), list[sky.events.Event]()
+    first, other = here.hosts
+    other.hide_from(first.address, hides_ports_only=True)
     try:
-        pool = sky.ComputePool(here.ssh(), engine="ray", nodes=2, image=here.image, logs=False, console=False)
-        with pool, pytest.raises(ProviderError, match=refused):
-            wait() >> pool
+        options: dict[str, Any] = {"image": here.image, "nodes": 2, "logs": False, "console": False}
+        with raised_pool(here.ssh(), on_event=events.append, **options) as pool:
+            until(lambda: [event for event in events if isinstance(event, sky.events.EngineLost)], within_s=LIMIT_S)
+            assert (where() @ pool, pool.engine) == ([host.name for host in here.hosts], "direct")
     finally:
-        first.show_to_all()
+        other.show_to_all()
+    (lost,) = [event for event in events if isinstance(event, sky.events.EngineLost)]
+    cut = rf"node 0 at {first.address} cannot connect to node 1 at {other.address}:\d+ \(no answer\)"
+    assert re.fullmatch(f"network: {cut}; let the nodes' private addresses reach each other on all ports", lost.reason)
     nothing_runs_on(here.hosts)
 
 

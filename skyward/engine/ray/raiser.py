@@ -23,7 +23,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ...core.records import dataclass
-from ...errors import MissingDependency, PoolClosed, ProviderError, SkywardError
+from ...errors import MissingDependency, PoolClosed, ProviderError, SkywardError, Unreachable
 from ...events import Emit, EngineLost, EngineUp
 from ...node.agent.outside import reply_of
 from ...node.agent.watchdog import beside
@@ -31,6 +31,7 @@ from ...values.image import Image
 from ...values.machine import Machine, NodeLogin
 from ..threads import report, run_side_by_side, start_thread
 from .links import ray_name
+from .reach import broken_paths
 from .settings import RAY_VERSION
 
 if TYPE_CHECKING:  # only pools on Ray need cryptography
@@ -47,8 +48,8 @@ _END_S: Final = 10.0
 _ASK_S: Final = 10.0
 _TRIES: Final = 3
 """Starts in a row that may fail before somebody is told. A raylet sometimes aborts in its start."""
-_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0
-"""First and longest pause in seconds between two starts that fail."""
+_LONGEST_PAUSE_S = 60.0
+"""Longest pause in seconds between two starts that fail."""
 
 
 class _Ask(Protocol):
@@ -94,8 +95,10 @@ class RayRaiser:
         image: Image of the pool, whose package index has Ray.
         emit: Takes events.
         failed: Called once with the reason if Ray does not come up, because the pool needs it. None: the pool goes on
-            without Ray, and events say why.
+            without Ray, and one event says why.
+        after_s: Seconds until Ray is raised. A pool that is open for less does not need it.
         on_up: Called in a thread of its own when Ray carries all links, each time.
+        pause_s: Seconds between the first two starts that fail.
         is_patient: Whether Ray waits longer for a silent node, because nobody may be there to start it again.
     """
 
@@ -106,9 +109,12 @@ class RayRaiser:
         emit: Emit,
         failed: Callable[[str], object] | None = None,
         on_up: Callable[[], object] = lambda: None,
+        after_s: float = 0.0,
+        pause_s: float = 2.0,
         is_patient: bool = False,
     ) -> None:
         self._emit, self._failed, self._on_up, self._is_patient = emit, failed, on_up, is_patient
+        self._after_s, self._first_pause_s = after_s, pause_s
         self._image = Image(
             pip=(f"ray=={RAY_VERSION}",),
             pip_index_url=image.pip_index_url,
@@ -132,6 +138,8 @@ class RayRaiser:
         self._began_at = 0.0
         self._is_up = self._was_up = False
         self._is_given_up = False
+        self._is_first = True
+        """Whether no earlier client has raised one."""
         self._has_ended = True
         """Whether its thread does not run."""
         self._starts = 0
@@ -152,6 +160,11 @@ class RayRaiser:
         return self._is_up and self._ray is not None and not self._ray.starting
 
     @property
+    def _may_give_up(self) -> bool:
+        """Return whether Ray has never carried all links. A pool that had it gets it again."""
+        return self._is_first and not self._was_up
+
+    @property
     def _is_at_rest(self) -> bool:
         """Return whether no thread of this object starts or ends anything."""
         return self._has_ended and not self._starts
@@ -168,6 +181,7 @@ class RayRaiser:
             attaches: Whether an earlier client has raised one.
         """
         self._machines, self._head, self._ask = machines, head, ask
+        self._is_first = not attaches
         is_adopted = attaches and self._adopt()
         self._has_ended = False
         start_thread(lambda: self._run(is_adopted=is_adopted), name="skyward-ray", failed=report)
@@ -257,7 +271,7 @@ class RayRaiser:
                 self._is_lost.wait()
                 if not self._stop.is_set():
                     self._emit(EngineLost(engine=_NAME, reason=self._why))
-            if not self._stop.is_set():
+            if not self._stop.wait(self._after_s if self._is_first else 0.0):
                 self._end()  # what an earlier client has left
                 self._raise_again_and_again(was_ever_of_use=is_adopted)
         finally:
@@ -271,18 +285,20 @@ class RayRaiser:
             self._is_lost.clear()
             if self._stop.is_set():
                 return
-            was_of_use = self._raise_until_lost()
+            was_of_use = self._raise_until_lost() and not self._may_give_up
             failures = 0 if was_of_use else failures + 1
             was_ever_of_use |= was_of_use
             if self._stop.is_set():
                 return
             self._end()
-            if self._failed is not None and not self._was_up and (self._is_given_up or failures == _TRIES):
+            is_over = self._may_give_up and (self._is_given_up or failures == _TRIES)
+            if is_over and self._failed is not None:
                 self._failed(self._why)
-                return
-            if was_of_use or failures == _TRIES:
+            elif is_over or was_of_use or failures == _TRIES:
                 self._emit(EngineLost(engine=_NAME, reason=self._why))
-            self._stop.wait(_pause_s(failures))
+            if is_over:
+                return
+            self._stop.wait(self._pause_s(failures))
 
     def _adopt(self) -> bool:
         """Take the Ray of an earlier client, and return whether it carries all links."""
@@ -313,14 +329,14 @@ class RayRaiser:
         except (SkywardError, TimeoutError, OSError) as error:
             self._why = str(error)
             return False
-        if self._failed is not None and not self._is_lost.wait(self._image.bootstrap_timeout_s + _START_S):
+        if self._may_give_up and not self._is_lost.wait(self._image.bootstrap_timeout_s + _START_S):
             self._give_up("it does not reach all nodes; let their private addresses reach each other on all ports")
         self._is_lost.wait()
         return ray.has_carried
 
     def _give_up(self, why: str) -> None:
-        """Let the thread end, unless Ray has carried the links to all nodes before, or the pool does not need it."""
-        if self._failed is not None and not self._was_up:
+        """Let the thread end, unless Ray has carried the links to all nodes before."""
+        if self._may_give_up:
             self._why, self._is_given_up = why, True
             self._is_lost.set()
 
@@ -331,6 +347,10 @@ class RayRaiser:
             if self._stop.is_set():
                 ray.ended.set()
         machines = [machine for machine in list(self._machines.values()) if machine.login is not None]
+        if self._may_give_up and (cut := broken_paths(machines, ray.ended)):
+            why = f"network: {cut}; let the nodes' private addresses reach each other on all ports"
+            self._give_up(why)
+            raise ProviderError(why)
         start_thread(
             lambda: run_side_by_side([lambda each=machine: self._start(ray, each) for machine in machines]),  # type: ignore[misc]
             name="skyward-ray-nodes",
@@ -356,14 +376,15 @@ class RayRaiser:
         try:
             self._start_once(ray, machine)
         except (SkywardError, TimeoutError, OSError) as error:
+            is_away = isinstance(error, Unreachable)  # its machine may be lost, and will be replaced then
             with self._lock:
-                failures = ray.failures[node] = ray.failures.get(node, 0) + 1
-                ray.again_at[node] = time.monotonic() + _pause_s(failures)
+                failures = ray.failures[node] = ray.failures.get(node, 0) + (not is_away)
+                ray.again_at[node] = time.monotonic() + self._pause_s(failures)
             if ray.ended.is_set():
                 return  # that is why it failed
             if node == self._head:
                 self._why = str(error)
-            elif failures == _TRIES:
+            elif failures == _TRIES and not is_away:
                 self._give_up(str(error))
                 if not self._is_given_up:
                     _log.warning("node %d: Ray does not run there, so its link stays as it is: %s", node, error)
@@ -446,6 +467,9 @@ class RayRaiser:
             known = {node: (each.pid, each.started, each.folder) for node, each in companions.items()}
             self._ask("ray_runs", known, timeout_s=_ASK_S)
 
+    def _pause_s(self, failures: int) -> float:
+        return min(_LONGEST_PAUSE_S, self._first_pause_s * 2.0 ** max(0, min(failures, 10) - 1))
+
     # The end ----------------------------------------------------------------------------------------------------------
 
     def _end(self) -> None:
@@ -466,10 +490,6 @@ class RayRaiser:
             companion.login.run("node.agent.outside", "end", words, timeout_s=_END_S)
         except (SkywardError, TimeoutError, OSError):  # it ends with its node
             return
-
-
-def _pause_s(failures: int) -> float:
-    return min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0 ** max(0, min(failures, 10) - 1))
 
 
 def _authority() -> Authority:

@@ -9,8 +9,8 @@ import socket
 from ...core.ownership import runtime_folder
 from ...errors import RendezvousFailed, UsageError
 
-_FIRST, _LAST = 20_000, 29_999
-"""Range of ports. Linux's ephemeral ports start at 32768 by default, so no client gets one of these by chance."""
+PORTS = range(20_000, 30_000)
+"""Rendezvous ports. Linux's ephemeral ports start at 32768 by default, so no client gets one of these by chance."""
 _TRIES = 200
 _FOLDER = "skyward-ports"
 """Folder of the lock files, below the temporary folder."""
@@ -21,7 +21,7 @@ def port_behind(port: int, steps: int) -> int:
 
     Frameworks that need one port per rank count from the gang's own, so that every rank knows all ports.
     """
-    return _FIRST + (port - _FIRST + steps) % (_LAST - _FIRST + 1)
+    return PORTS[(port - PORTS.start + steps) % len(PORTS)]
 
 
 class PortLocks:
@@ -41,7 +41,7 @@ class PortLocks:
 
         why = ""
         for _ in range(_TRIES):
-            port = random.randint(_FIRST, _LAST)
+            port = random.choice(PORTS)
             try:
                 if not self._lock(port):
                     continue
@@ -51,7 +51,8 @@ class PortLocks:
                 why = f" (last: {error})"
             self.release(port)
         raise RendezvousFailed(
-            f"ports {_FIRST} to {_LAST}: none was free in {_TRIES} tries{why}; check which programs listen on this node"
+            f"ports {PORTS[0]} to {PORTS[-1]}: none was free in {_TRIES} tries{why}; "
+            "check which programs listen on this node"
         )
 
     def hold(self, port: int) -> None:
