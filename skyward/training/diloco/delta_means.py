@@ -1,24 +1,21 @@
 """The mean of a round's deltas, and how far they agree with it, in one pass over them.
 
 The pass goes through all deltas at once, in chunks. Each chunk of the mean is handed on while it is in the processor's
-cache. Whole deltas would need a copy for each worker, because the angle to the mean is unknown before the mean is. A
-second pass would read them from memory again.
+cache. The angle to the mean is unknown before the mean is, so each chunk is decoded twice, the second time from the
+cache. Chunks of all workers in float64 would not fit into it, and were slower.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
+from .compression import Compressed
 from .frames import BUFFER_PREFIX, ArrayFrame
-from .tensors import CHUNK, FlatTensors, decode_into, squares_of
-
-_IN_ORDER = 16
-"""Most rows that `torch.sum` adds one after another. Of more it makes partial sums, so later rows are added by hand."""
+from .tensors import CHUNK, FlatTensors, decode_into, product_of, squares_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +32,7 @@ class DeltaSummary:
 class DeltaMeans:
     """Weighted mean of deltas, with the angles to it.
 
-    The mean is that of `DeltaMean`, to the bit. Memory is two chunks of float32 for each worker.
+    The mean is that of `DeltaMean`, to the bit. Memory is a few chunks, however many workers there are.
 
     Args:
         deltas: Frames of all workers, with the same names and shapes.
@@ -60,10 +57,9 @@ class DeltaMeans:
         self._direction = direction
         self.shapes: Mapping[str, tuple[int, ...]] = self._tables[0].shapes
         """Shapes of all tensors, by name."""
-        self._rows = torch.empty(len(self._workers), CHUNK, dtype=torch.float64)
-        self._sums, self._mean = torch.empty(CHUNK, dtype=torch.float64), torch.empty(CHUNK)
-        self._full = list(self._blocks(CHUNK))
-        self._dots = torch.zeros(len(self._workers), dtype=torch.float64)
+        self._row, self._sums = torch.empty(CHUNK, dtype=torch.float64), torch.empty(CHUNK, dtype=torch.float64)
+        self._mean, self._part = torch.empty(CHUNK), torch.empty(CHUNK)
+        self._dots = [0.0] * len(self._workers)
         self._squares, self._compared = 0.0, 0.0
 
     def chunks(self, name: str) -> Iterator[tuple[slice, torch.Tensor]]:
@@ -75,60 +71,44 @@ class DeltaMeans:
         for parts in zip(*(table.chunks(name) for table in self._tables), strict=True):
             size = math.prod(parts[0].shape)
             chunk = slice(begin, begin + size)
-            for row, part, weight in zip(self._rows, parts, self._weights, strict=True):
-                decode_into(row[:size], part)
-                if weight != 1:
-                    row[:size].mul_(weight)
-            blocks = self._full if size == CHUNK else list(self._blocks(size))
-            for block in blocks:
-                block.sum_by(sum(self._weights))
-            mean = self._mean[:size].copy_(self._sums[:size])
+            sums = self._sum(parts, size).div_(sum(self._weights))
+            mean = self._mean[:size].copy_(sums)
             if not name.startswith(BUFFER_PREFIX):
                 self._squares += squares_of(mean)
-                self._compare(name, chunk, blocks)
+                self._compare(name, chunk, parts, mean)
             yield chunk, mean
             begin += size
 
     def summary(self) -> DeltaSummary:
         """Return the figures of the chunks that were asked for."""
         length = math.sqrt(self._squares if self._direction is None else self._compared)
-        lengths = [weight * norm * length for weight, norm in zip(self._weights, self._norms, strict=True)]
+        lengths = [norm * length for norm in self._norms]
         return DeltaSummary(
             norm=math.sqrt(self._squares),
-            cosines=dict(zip(self._workers, map(_cosine, self._dots.tolist(), lengths), strict=True)),
+            cosines=dict(zip(self._workers, map(_cosine, self._dots, lengths), strict=True)),
         )
 
-    def _blocks(self, size: int) -> Iterator[_Block]:
-        """Cut the first columns into blocks that torch does not share between threads."""
-        columns = max(1, CHUNK // len(self._workers))
-        parts = zip(self._rows[:, :size].split(columns, 1), self._sums[:size].split(columns), strict=True)
-        return (_Block(rows, rows[:_IN_ORDER], rows[_IN_ORDER:].unbind(), sums) for rows, sums in parts)
+    def _sum(self, parts: Sequence[torch.Tensor | Compressed], size: int) -> torch.Tensor:
+        """Return the weighted sum of chunks in float64, in the order of the workers' ids."""
+        sums, row = self._sums[:size], self._row[:size]
+        for number, (part, weight) in enumerate(zip(parts, self._weights, strict=True)):
+            values = decode_into(sums if number == 0 else row, part)
+            if weight != 1:
+                values.mul_(weight)
+            if number:
+                sums.add_(values)
+        return sums
 
-    def _compare(self, name: str, chunk: slice, blocks: list[_Block]) -> None:
-        if self._direction is None:
-            for block in blocks:
-                self._dots.addmv_(block.rows, block.sums)
-        elif name in self._direction:
-            other = self._direction[name].reshape(-1)[chunk]
-            self._compared += squares_of(other)
-            for block, part in zip(blocks, other.double().split(len(blocks[0].sums)), strict=True):
-                self._dots.addmv_(block.rows, part)
-
-
-class _Block(NamedTuple):
-    """Some columns of a chunk: a row for each worker, and their sums."""
-
-    rows: torch.Tensor
-    first: torch.Tensor
-    later: tuple[torch.Tensor, ...]
-    sums: torch.Tensor
-
-    def sum_by(self, weight: float) -> None:
-        """Set the sums to those of the rows, divided by a weight."""
-        torch.sum(self.first, 0, out=self.sums)
-        for row in self.later:
-            self.sums.add_(row)
-        self.sums.div_(weight)
+    def _compare(self, name: str, chunk: slice, parts: Sequence[torch.Tensor | Compressed], mean: torch.Tensor) -> None:
+        """Add to the scalar products. Chunks are decoded again: float32 of all workers would not fit into a cache."""
+        if self._direction is not None:
+            if name not in self._direction:
+                return
+            mean = self._direction[name].reshape(-1)[chunk]
+            self._compared += squares_of(mean)
+        values = self._part[: len(mean)]
+        for number, part in enumerate(parts):
+            self._dots[number] += product_of(decode_into(values, part), mean)
 
 
 def _cosine(dot: float, lengths: float) -> float | None:
