@@ -13,7 +13,7 @@ import datetime
 import operator
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -262,15 +262,16 @@ TARGETS = (
 )
 
 
-def render(found: Findings) -> str:
+def table(rows: Iterable[tuple[str, str, str]], targets: Iterable[Target], found: Findings) -> str:
+    """Return the rows that have samples, and a verdict for each target. `rows`: see `ROWS`."""
     lines = [f"{'':<60}{'median':>10}{'p10':>10}{'p90':>10}{'n':>6}"]
-    for title, name, unit in ROWS:
+    for title, name, unit in rows:
         scale = 1e3 if unit == "ms" else 1.0
         if values := [value * scale for value in found.samples.get(name, [])]:
             numbers = (median(values), percentile(values, 0.1), percentile(values, 0.9))
             text = "".join(f"{number:>10,.0f}" if number >= 1000 else f"{number:>10.3f}" for number in numbers)
             lines.append(f"{f'{title}, {unit}':<60}{text}{len(values):>6}")
-    return "\n".join([*lines, "", "Targets", *(target.verdict(found) for target in TARGETS)])
+    return "\n".join([*lines, "", "Targets", *(target.verdict(found) for target in targets)])
 
 
 @contextlib.contextmanager
@@ -327,7 +328,7 @@ def main(arguments: Sequence[str]) -> int:
     facts = machine()
     print(f"{facts['cores']} cores of {facts['cpu']}, Linux {facts['kernel']}, Python {facts['python']}")
     print(f"{datetime.date.today().isoformat()}, {parsed.rounds} rounds; client and hosts share the cores\n")
-    print(render(found))
+    print(table(ROWS, TARGETS, found))
     for problem in found.problems:
         print(f"  {problem}")
     return 1 if found.problems else 0

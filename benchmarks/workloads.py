@@ -35,6 +35,28 @@ def run_chunk(function: Callable[[int], int], items: Iterable[int]) -> list[int]
     return [function(item) for item in items]
 
 
+def ray_actor_calls(one_by_one: int, at_once: int) -> tuple[list[float], float]:
+    """Call an actor from inside a task of Ray, so that no client is between them.
+
+    Returns:
+        Seconds of each of the calls that were made one after the other, and seconds of all that were made at once.
+    """
+    import ray
+
+    class Idle:
+        def noop(self) -> None: ...
+
+    actor = ray.remote(Idle).remote()
+    took = []
+    for _ in range(20 + one_by_one):
+        begin = time.perf_counter()
+        ray.get(actor.noop.remote())
+        took.append(time.perf_counter() - begin)
+    begin = time.perf_counter()
+    ray.get([actor.noop.remote() for _ in range(at_once)])
+    return took[20:], time.perf_counter() - begin
+
+
 class Sealed:
     """A list that Dask sends in one piece. It sends a bare list element by element (2 s for 100,000, not 0.03)."""
 
