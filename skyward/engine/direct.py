@@ -122,11 +122,11 @@ class DirectEngine:
         self.builder = TaskBuilder(
             ledger.numbers.__next__, self.nodes.ranks_per_node, self.cancel_gang, default_timeout_s
         )
-        transfers = Transfers(ledger, emit, are_allowed=direct_transfers)
+        self.transfers = transfers = Transfers(ledger, emit, are_allowed=direct_transfers)
         self.values = KeptValues(ledger, self._dispatcher, transfers)
         self.actors = Actors(ledger, self._lines, self._dispatcher, self.nodes, self.builder, kept)
         self.nested_calls = NestedCalls(ledger, self._dispatcher, self._gangs, self.actors, self.builder, self.values)
-        self.nodes.on_up.append(self.nested_calls.held.on_up)
+        self.nodes.on_up += [self.nested_calls.held.on_up, self.values.on_up]
         lost = (
             self.actors.node_lost,
             self.values.node_lost,

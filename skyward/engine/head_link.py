@@ -71,8 +71,9 @@ class HeadLink(NodeLink):
         self._bulky.discard(number)
         self.release_parts(function, payload)
 
-    def _hold_blobs(self, blobs: tuple[Blob, ...]) -> None:
-        super()._hold_blobs(tuple(blob for blob in blobs if not isinstance(blob, RemoteBlob)))
+    def _hold_blobs(self, blobs: tuple[Blob, ...], *, is_from_here: bool = False) -> None:
+        own = tuple(blob for blob in blobs if not isinstance(blob, RemoteBlob))
+        super()._hold_blobs(own, is_from_here=is_from_here)
 
     def release_blobs(self, blobs: tuple[Blob, ...]) -> None:
         super().release_blobs(tuple(blob for blob in blobs if not isinstance(blob, RemoteBlob)))

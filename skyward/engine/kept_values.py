@@ -133,6 +133,11 @@ class KeptValues:
         self._moves: dict[int, _Move] = {}
         """Moves whose target was asked whether it has the blob, by number."""
 
+    def on_up(self, node: int) -> None:
+        """Let a node get blobs from others. Needs the ledger's lock."""
+        link = self._ledger.links[node]
+        link.bring = partial(self._transfers.bring, link)
+
     # For the pool, without the lock ---------------------------------------------------------------------------------
 
     def put(self, payload: Encoded, nodes: tuple[int, ...]) -> Ref[Any]:
@@ -233,14 +238,16 @@ class KeptValues:
                 self._want(link)
 
     def _places_of(self, blobs: tuple[Blob, ...]) -> tuple[int, ...]:
-        """Return a few nodes that have the largest of these blobs."""
+        """Return a few nodes that have the largest of these blobs, or are about to get it."""
         kept = [blob for blob in blobs if isinstance(blob, KeptBlob)]
         if not kept:
             return ()
         largest = max(kept, key=lambda blob: blob.size)
-        links = self._ledger.links
+        links, digest = self._ledger.links, largest.digest
         having = (
-            link.node for link in largest.places if links.get(link.node) is link and link.has_blob(largest.digest)
+            link.node
+            for link in largest.places
+            if links.get(link.node) is link and (link.has_blob(digest) or link.needs_blob(digest))
         )
         return tuple(islice(having, _PREFERRED))
 

@@ -302,6 +302,8 @@ class NodeLink(Readable, LineEnd):
         """Blobs of references that this node was told to keep; see `engine.kept_values`."""
         self.wanted: list[Blob] = []
         """Blobs that calls need here and that lie on other nodes; see `engine.kept_values`."""
+        self.bring: Callable[[Blob], bool] = lambda blob: False
+        """Function that begins to get a blob here from another node, and returns False if this process sends it."""
         self.named_by: Callable[[int, bytes], Blob | None] = lambda task, digest: None
         """Function that returns a blob that a task may name; see `engine.task_values`."""
 
@@ -338,11 +340,11 @@ class NodeLink(Readable, LineEnd):
                 self._functions[function.digest].users -= 1
                 raise
 
-    def _hold_blobs(self, blobs: tuple[Blob, ...]) -> None:
+    def _hold_blobs(self, blobs: tuple[Blob, ...], *, is_from_here: bool = False) -> None:
         """Hold all of these blobs, or none if one raises OSError."""
         for count, blob in enumerate(blobs):
             try:
-                self.hold_blob(blob)
+                self.hold_blob(blob, is_from_here=is_from_here)
             except OSError:
                 self.release_blobs(blobs[:count])
                 raise
@@ -392,7 +394,7 @@ class NodeLink(Readable, LineEnd):
         Raises:
             OSError: There is no room to send a blob, and nothing was sent.
         """
-        self._hold_blobs(item.blobs)
+        self._hold_blobs(item.blobs, is_from_here=True)
         self.channel.queue(FrameKind.IN_ITEM, ident, item.body, lane=lane, priority=BLOBS)
         # Released at once: a DROP_BLOB has the same priority, so it reaches the agent behind the item.
         self.release_blobs(item.blobs)
@@ -401,8 +403,12 @@ class NodeLink(Readable, LineEnd):
         """Send the end of an input stream. `kind` is IN_END or IN_ERROR."""
         self.channel.queue(kind, ident, lane=lane, priority=BLOBS)
 
-    def hold_blob(self, blob: Blob) -> None:
+    def hold_blob(self, blob: Blob, *, is_from_here: bool = False) -> None:
         """Send a blob that the node does not have, and keep it there until it is released.
+
+        Args:
+            blob: The blob.
+            is_from_here: Whether it must go by this link: frames follow that rely on their order.
 
         Raises:
             OSError: There is no room to send it.
@@ -414,15 +420,16 @@ class NodeLink(Readable, LineEnd):
             blob.sent_to(self)
             return
         here = blob.here()
-        if here is not None:
+        is_sent = here is not None and (is_from_here or not self.bring(here))
+        if here is not None and is_sent:
             self._queue_blob(here)
         if entry is None:
             entry = self._blobs[blob.digest] = _Stored(blob.size, 0, added=0, is_there=False)
             self._blob_bytes += blob.size
         entry.users += 1
-        if here is not None:
+        if is_sent:
             entry.added, entry.is_there = entry.added + 1, True
-        else:
+        elif here is None:
             self.wanted.append(blob)
         blob.sent_to(self)
         self._drop_oldest()

@@ -1,8 +1,11 @@
 """Transfers of blobs from one node straight to another, through the pool's network.
 
 OFFER lets a node that has the blob listen for one transfer, and PULL sends the node that needs it there (see
-`node.agent.transfers`). If either fails, `instead` fetches the blob through this process, and the two nodes are not
-asked again.
+`node.agent.transfers`). If either fails, another node that has the blob is asked; if there is none, `instead` gets it
+there through this process. The two nodes are not asked again.
+
+In a head, values of the program travel like that too (`bring`). They cross the program's uplink once, however many
+nodes need them, and only pieces of small ones go by the links that Ray or the program carries.
 """
 
 from __future__ import annotations
@@ -16,9 +19,13 @@ from dataclasses import field
 from ..core.records import dataclass
 from ..events import Emit, ValueRerouted
 from ..wire.blobs import Blob
+from ..wire.channel import BLOBS, CONTROL
 from ..wire.frames import Frame, FrameKind
 from .ledger import Ledger
 from .link import NodeLink, Readable
+
+_BROUGHT = 1 << 20
+"""Least bytes of the program's values that go from node to node. For smaller ones two round trips take longer."""
 
 
 @dataclass(eq=False)
@@ -50,9 +57,27 @@ class Transfers:
         """Function that gets a node a blob in another way."""
         self.arrived: Callable[[Blob, NodeLink], object] = lambda blob, link: None
         """Function that is called when a node has got a blob."""
+        self.brings = False
+        """Whether the program's values go from node to node too."""
+        self.beside: int | None = None
+        """Node beside this process, which sends other nodes what nobody else has."""
         self._open: dict[int, _Transfer] = {}
         self._apart: set[tuple[NodeLink, NodeLink]] = set()
         """Nodes that did not reach each other."""
+
+    def bring(self, target: NodeLink, blob: Blob) -> bool:
+        """Begin to get a node a blob of this process from another node. Return False if this process should send it."""
+        if not self.brings or not self._are_allowed or blob.size < _BROUGHT or target.node == self.beside:
+            return False
+        beside = None if self.beside is None else self._ledger.links.get(self.beside)
+        if beside is not None and self._reaches(beside, target):
+            try:
+                beside.hold_blob(blob)
+            except OSError:  # no room to send it there
+                return False
+            beside.release_blobs((blob,))  # the OFFER is queued before anything that could drop it
+            self._ledger.dirty.add(beside)
+        return self.begin(blob, target)
 
     def begin(self, blob: Blob, target: NodeLink) -> bool:
         """Begin to get a blob to a node, unless that is under way. Return False if no node can send it there."""
@@ -70,12 +95,17 @@ class Transfers:
         number = next(self._ledger.numbers)
         self._open[number] = one = _Transfer(blob, source, target)
         order = {"digest": blob.digest.hex(), "secret": one.secret}
-        source.send(FrameKind.OFFER, number, json.dumps(order).encode())
+        # Behind the blob, if this process has it: it may still be on its way to the source.
+        priority = CONTROL if blob.here() is None else BLOBS
+        source.channel.queue(FrameKind.OFFER, number, json.dumps(order).encode(), priority=priority)
         self._ledger.dirty.add(source)
         return True
 
     def _can_send(self, source: NodeLink, target: NodeLink, digest: bytes) -> bool:
-        if source is target or (source, target) in self._apart or not source.has_blob(digest):
+        return source.has_blob(digest) and self._reaches(source, target)
+
+    def _reaches(self, source: NodeLink, target: NodeLink) -> bool:
+        if source is target or (source, target) in self._apart:
             return False
         # Nodes on this machine exchange descriptors through this process, which is quicker.
         if source.dialler is None or target.dialler is None or not source.channel.is_attached:
@@ -127,7 +157,13 @@ class Transfers:
         self._ledger.after.append(
             lambda: self._emit(ValueRerouted(node=target, source=source, size_bytes=size, reason=reason))
         )
-        self.instead(one.blob, one.target)
+        self._try_again(one)
+
+    def _try_again(self, one: _Transfer) -> None:
+        """Get the blob from another node, or through this process."""
+        is_needed = self._ledger.links.get(one.target.node) is one.target and one.target.needs_blob(one.blob.digest)
+        if not (is_needed and self.begin(one.blob, one.target)):
+            self.instead(one.blob, one.target)
 
     def node_lost(self, node: int) -> None:
         """Get from elsewhere what was to come from a lost node."""
@@ -139,7 +175,7 @@ class Transfers:
                 one.is_over = True
                 if not one.is_pulled:
                     del self._open[number]
-                self.instead(one.blob, one.target)
+                self._try_again(one)
 
 
 def _are_near(source: str, target: str) -> bool:

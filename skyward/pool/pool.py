@@ -101,7 +101,8 @@ class ComputePool(PoolTarget, NodeAccess, DetachedAccess, SharedNames):
             `default_compute_timeout` is an alias.
         max_inflight: Most calls of a map that are sent or running at once; None for two per slot.
         direct_transfers: Send kept values straight from node to node, if both have private addresses. False: through
-            this program, inside the links to the nodes.
+            this program, inside the links to the nodes. If the scheduler runs on the first node, large arguments
+            travel like kept values.
         max_hourly_cost: Highest price of the whole pool, in USD per hour; None for no limit.
         budget_usd: Highest cost of the whole pool in USD, from its first machine to the end of its last; None for no
             limit. Machines that would exceed it even if returned at once are not launched. At 80 % a `BudgetWarning` is

@@ -107,6 +107,21 @@ class TestRaised:
             on_ray.line.set_delay(0.0)
         assert max(took_s) < DELAY_S
 
+    def test_large_values_cross_the_uplink_once_or_never(self, on_ray: OnRay) -> None:
+        size, statistics = 32 << 20, Path(f"/sys/class/net/{on_ray.place.bed.name}/statistics")
+
+        def crossed() -> int:
+            return sum(int((statistics / name).read_text()) for name in ("rx_bytes", "tx_bytes"))
+
+        length = sky.compute(len)
+        before = crossed()
+        assert length(b"x" * size) @ on_ray.pool == [size] * 3
+        sent = crossed()
+        assert sent - before < 1.05 * size
+        kept = sky.compute(lambda: b"y" * size)().keep() >> on_ray.pool.node(1)
+        assert length(kept) @ on_ray.pool == [size] * 3
+        assert crossed() - sent < 1 << 20
+
     def test_user_processes_know_nothing_of_ray(self, on_ray: OnRay) -> None:
         @sky.compute
         def known() -> list[str]:

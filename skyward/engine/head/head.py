@@ -90,6 +90,7 @@ class Head:
         self._lent = LentLinks(engine.builder.next_id, partial(self._tell, priority=RESULTS))
         engine.nodes.opener.hello = {"settles": True} if self.turns.is_detached else {}
         engine.nodes.on_up.append(self._on_up)
+        engine.transfers.brings = True
         engine.actors.find = self._find_actor
         engine.nested_calls.finds_apart = True
         self._relay = engine.channels
@@ -262,6 +263,8 @@ class Head:
             self._ledger.dirty.add(link)
 
     def _on_up(self, node: int) -> None:
+        if self._ledger.machines[node].folder == self._config.node_folder:
+            self.engine.transfers.beside = node
         if self.turns.is_detached:
             link = self._ledger.links[node]
             link.settle = partial(self._settle, link)
