@@ -17,7 +17,7 @@ from ...core.process import PACKAGE_ROOT
 from ...core.records import dataclass
 from ..threads import in_words, start_thread
 from .links import RayWays
-from .settings import ray_variables
+from .settings import FILES, ray_variables
 
 _LISTEN_S: Final = 45.0
 """Longest wait in seconds for the driver to listen. Without the right certificate it would wait for minutes."""
@@ -84,6 +84,8 @@ class RayDriver:
     def _keep(self, order: DriverOrder, stop: threading.Event) -> None:
         why, tries = "", _TRIES
         while tries and not stop.is_set():
+            if why := why_unreadable(order.folder):
+                break
             stood, why = self._drive(order, stop)
             if stop.is_set():
                 return
@@ -124,6 +126,20 @@ class RayDriver:
                 return True, f"the driver ended with code {code}"
             finally:
                 process.kill()
+
+
+def why_unreadable(folder: str) -> str:
+    """Return why Ray's token, key or certificates cannot be read; empty: they can.
+
+    A driver without them would say nothing for half a minute, in each try.
+    """
+    for name in FILES:
+        path = Path(folder, name)
+        try:
+            path.read_bytes()
+        except OSError as error:
+            return f"{path}: cannot be read ({(error.strerror or str(error)).lower()})"
+    return ""
 
 
 def _listens(process: subprocess.Popen[bytes], order: DriverOrder, path: str) -> bool:
