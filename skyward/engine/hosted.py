@@ -352,6 +352,7 @@ class HostedEngine:
         """End the engine, because its scheduler is gone, and with it what the calls became."""
         text = f"head of the pool: is gone ({why}); open the pool again, and send the calls again"
         error = self.ledger.ended_by = NodeLost(text, node=0)
+        self._calls.count_lost()
         self._end(error)
 
     def _taken_over(self, why: str) -> None:

@@ -151,11 +151,21 @@ class HostedCalls:
 
     def end(self, call: Task | Gang, *, ok: bool) -> None:
         """Count a call that has ended, and forget it."""
+        self._count(call, ok=ok)
+        self.forget(call)
+
+    def count_lost(self) -> None:
+        """Count all open calls as failed, because the head is gone."""
+        with self._ledger:
+            calls: list[Task | Gang] = [*self._ledger.tasks.values(), *self._ledger.gangs.values()]
+            for call in calls:
+                self._count(call, ok=False)
+
+    def _count(self, call: Task | Gang, *, ok: bool) -> None:
         calls = call.calls if isinstance(call, Task) else 1
         self.ended += calls
         if not ok:
             self.failed += calls
-        self.forget(call)
 
     def forget(self, call: Task | Gang) -> None:
         """Forget a call that has ended, or that nobody waits for."""
