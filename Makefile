@@ -7,8 +7,10 @@ TORCH_PIP_ARGS ?=
 # Arguments for pytest and for the benchmark: make test ARGS="-k executor"
 ARGS ?=
 # Of `make chaos`: which schedule of faults, and for how long. An empty seed means the seeds of the tests.
+# ENGINE=ray: only pools on hosts that Ray carries; direct: only the other ones there.
 SEED ?=
 SECONDS ?= 60
+ENGINE ?=
 
 # Of `make release`.
 VERSION ?=
@@ -58,7 +60,7 @@ help:
 	@echo "  make test-all   all other tests (half an hour)"
 	@echo
 	@echo "  make env        only make .venv (a few minutes the first time, instant afterwards)"
-	@echo "  make chaos      kill and pause what pools are made of, at random: make chaos SEED=7 SECONDS=600"
+	@echo "  make chaos      kill and pause what pools are made of, at random: make chaos SEED=7 SECONDS=600 ENGINE=ray"
 	@echo "  make coverage   lines that the tests of make test run, in all processes, by room (10 minutes; ARGS as above)"
 	@echo "  make test-gpu   the tests of a machine with a GPU: by PYTHON as it is, nothing is installed (8 minutes, a report)"
 	@echo "  make gpu-wheels what test-gpu needs beside PYTHON's own packages, for a GPU machine without a network"
@@ -131,7 +133,7 @@ coverage: $(READY)
 chaos: $(READY)
 	@$(SAY) "chaos: seed $(or $(SEED),of the tests), $(SECONDS) s on each kind of pool"
 	@SKYWARD_CHAOS_SEED=$(SEED) SKYWARD_CHAOS_SECONDS=$(SECONDS) \
-	  $(BIN)/python -m pytest -s tests/chaos tests/hosts/test_chaos.py $(ARGS)
+	  $(BIN)/python -m pytest -s $(if $(ENGINE),-k $(ENGINE),tests/chaos) tests/hosts/test_chaos.py $(ARGS)
 
 # Not in .venv: a machine with a GPU has its own torch, and perhaps no network.
 test-gpu:

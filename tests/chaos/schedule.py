@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Fault", "Injector", "Struck", "plan", "seconds", "seeds"]
+__all__ = ["SEED_VARIABLE", "Fault", "Injector", "Struck", "plan", "seconds", "seeds"]
 
 SEED_VARIABLE = "SKYWARD_CHAOS_SEED"
 SECONDS_VARIABLE = "SKYWARD_CHAOS_SECONDS"

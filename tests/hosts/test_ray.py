@@ -21,9 +21,11 @@ import pytest
 
 import skyward as sky
 from skyward.errors import ProviderError, SlotLost
+from tests.chaos.schedule import seeds
 from tests.engines import raised_pool
 from tests.hosts.bed import ROOT, Bed
-from tests.hosts.faults import Place, client_processes, nested_call_s, nothing_runs_on, ray_processes
+from tests.hosts.chaos import RAY_WEIGHTS, Chaos
+from tests.hosts.faults import Ledger, Place, client_processes, gang_of, nested_call_s, nothing_runs_on, ray_processes
 from tests.hosts.host import Host
 from tests.hosts.index import PackageIndex
 from tests.relay import Relay
@@ -32,8 +34,19 @@ from tests.waiting import until
 pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(300)]
 
 DELAY_S = 0.5
+SMALL = 64 << 20
+"""Bytes of shared memory on one of the hosts, as in a container. Ray's store would take 256 MiB."""
 LIMIT_S = 120.0
 """Longest wait for Ray on a busy machine. It stands within 20 s on a free one."""
+CHAOS_S = 10.0
+TRIED = "/root/tried-ray"
+STAND_IN = f"""
+import sys
+if "ray.scripts.scripts" in sys.orig_argv:
+    with open("{TRIED}", "a") as file:
+        file.write("x")
+raise ImportError("away")
+"""
 
 # Calls travel by value, because this module is not on the nodes.
 where = sky.compute(lambda: os.uname().nodename)
@@ -79,7 +92,12 @@ class OnRay:
 @pytest.fixture(scope="class")
 def on_ray(bed: Bed, hosts: Callable[[int], list[Host]], ray_index: PackageIndex) -> Iterator[OnRay]:
     place = Place(bed=bed, index=ray_index, hosts=hosts(3))
-    with place.ssh_by_relay(60.0) as (provider, line):
+    with contextlib.ExitStack() as stack:
+        provider, line = stack.enter_context(place.ssh_by_relay(60.0))
+        for host, offset_s in zip(place.hosts[1:], (3600.0, -3600.0), strict=True):
+            stack.callback(host.set_clock, 0.0)
+            host.set_clock(offset_s)
+        stack.enter_context(place.hosts[2].disk_full("/dev/shm", left_kib=SMALL >> 10))
         events: list[sky.events.Event] = []
         options: dict[str, Any] = {"image": place.image, "nodes": 3, "concurrency": 2, "logs": False}
         with sky.ComputePool(provider, engine="ray", on_event=events.append, **options) as pool:
@@ -97,7 +115,17 @@ def on_ray(bed: Bed, hosts: Callable[[int], list[Host]], ray_index: PackageIndex
 
 
 class TestRaised:
-    """Tests that share one pool. The fixture sees that calls under way notice nothing when Ray takes over."""
+    """Tests that share one pool. The fixture sees that calls under way notice nothing when Ray takes over.
+
+    The clocks of its hosts are an hour apart, and one of them has little shared memory. The last test kills nodes.
+    """
+
+    def test_clocks_may_differ_and_shared_memory_may_be_small(self, on_ray: OnRay) -> None:
+        times = sky.compute(time.time)() @ on_ray.pool
+        assert [round((now - time.time()) / 3600) for now in times] == [0, 1, -1]
+        size = SMALL + (16 << 20)
+        kept = sky.compute(bytes)(size).keep() >> on_ray.pool.node(1)
+        assert sky.compute(len)(kept) >> on_ray.pool.node(2) == size
 
     def test_a_call_of_a_task_on_another_node_does_not_wait_for_a_distant_client(self, on_ray: OnRay) -> None:
         on_ray.line.set_delay(DELAY_S)
@@ -174,18 +202,77 @@ class TestRaised:
         on_ray.end_calls()
 
     @pytest.mark.parametrize(
-        ("of", "name"), [(1, "ray::Bridge"), (0, "ray.driver"), (1, "/raylet/raylet"), (0, "gcs_server")]
+        "victims",
+        [
+            pytest.param([(1, "ray::Bridge")], id="a bridge"),
+            pytest.param([(0, "ray.driver")], id="the driver"),
+            pytest.param([(1, "/raylet/raylet"), (2, "ray::DashboardAgent")], id="a raylet and an agent of Ray"),
+        ],
     )
-    def test_calls_go_on_when_a_process_of_ray_dies(self, on_ray: OnRay, of: int, name: str) -> None:
+    def test_calls_go_on_when_processes_of_ray_die(self, on_ray: OnRay, victims: list[tuple[int, str]]) -> None:
         until(lambda: on_ray.pool.engine == "ray", within_s=LIMIT_S)
         on_ray.begin_calls()
-        host = on_ray.place.hosts[of]
-        for pid in ray_processes(host, name):
-            os.kill(pid, signal.SIGKILL)
+        for node, name in victims:
+            kill_of_ray(on_ray.place.hosts[node], name)
         until(lambda: on_ray.pool.engine == "direct", within_s=LIMIT_S)
         assert where() @ on_ray.pool == [host.name for host in on_ray.place.hosts]
         until(lambda: on_ray.pool.engine == "ray", within_s=LIMIT_S)
         on_ray.end_calls()
+
+    def test_a_gang_goes_on_while_ray_cannot_come_back(self, on_ray: OnRay) -> None:
+        """Ray is away until two starts of it have failed: a stand-in for its package notes them."""
+
+        def train(path: str) -> int:
+            steps, together, is_over = sky.counter("steps"), sky.barrier("step", 3), sky.event("over")
+            while True:
+                steps.increment()
+                if os.path.exists(path):
+                    is_over.set()
+                together.wait(timeout_s=60)
+                if is_over.is_set():
+                    return int(steps)
+                together.wait(timeout_s=60)
+                time.sleep(0.05)
+
+        pool, first, path = on_ray.pool, on_ray.place.hosts[0], f"/root/go-{time.monotonic_ns()}"
+        until(lambda: pool.engine == "ray", within_s=LIMIT_S)
+        outcome = gang_of(train).with_options(nodes=3)(path) > pool
+        steps = pool.counter("steps")
+        until(lambda: int(steps) > 9)
+        (gcs,) = [process.command for process in first.processes() if "gcs_server" in process.command]
+        package = gcs.partition("/core/")[0]
+        first.run("mv", package, f"{package}.away")
+        first.write(f"{package}/__init__.py", STAND_IN)
+        try:
+            kill_of_ray(first, "gcs_server")
+            until(lambda: first.path(TRIED).exists() and len(first.read(TRIED)) > 1, within_s=LIMIT_S)
+            assert pool.engine == "direct"
+            before = int(steps)
+            until(lambda: int(steps) > before + 9)
+            assert where() @ pool == [host.name for host in on_ray.place.hosts]
+        finally:
+            first.run("rm", "-rf", package, TRIED)
+            first.run("mv", f"{package}.away", package)
+        until(lambda: pool.engine == "ray", within_s=LIMIT_S)
+        first.write(path, "")
+        assert outcome.result(60) == [int(steps)] * 3
+
+    def test_nothing_is_lost_doubled_or_left_under_random_faults(
+        self, on_ray: OnRay, ledger_of: Callable[[Place], Ledger], tmp_path: Path
+    ) -> None:
+        until(lambda: on_ray.pool.engine == "ray", within_s=LIMIT_S)
+        weights = {kind: weight for kind, weight in RAY_WEIGHTS.items() if kind != "kill master"}  # it may be another's
+        ledger, seed = ledger_of(on_ray.place), seeds([1])[0]
+        chaos = Chaos(on_ray.pool, on_ray.place, ledger, tmp_path, seed=seed, weights=weights, spares_first=True)
+        chaos.strike(CHAOS_S)
+        chaos.check()
+
+
+def kill_of_ray(host: Host, name: str) -> None:
+    found = ray_processes(host, name)
+    assert found, f"{host.name} has no {name}"
+    for pid in found:
+        os.kill(pid, signal.SIGKILL)
 
 
 def answer_of(address: str, port: int, *, is_encrypted: bool) -> str:
