@@ -185,8 +185,8 @@ class Place:
     def pool(
         self, *, lease_s: float = 60.0, transport: Transport = "openssh", **options: Any
     ) -> Iterator[sky.ComputePool]:
-        """Open a pool on the hosts. When it is closed, nothing of it runs there."""
-        options = {"nodes": len(self.hosts), "logs": False, **options}
+        """Open a pool on the hosts, by default a direct one. When it is closed, nothing of it runs there."""
+        options = {"nodes": len(self.hosts), "engine": "direct", "logs": False, **options}
         with sky.ComputePool(provider=self.ssh(lease_s, transport), image=self.image, **options) as pool:
             yield pool
         nothing_runs_on([host for host in self.hosts if host.is_on])

@@ -68,7 +68,7 @@ def test_workers_on_hosts_of_two_regions_train_over_tls_with_tokens(
         ]
         tokens = {name: server.add_token(name) for name in names}
         with sky.ComputePool(
-            provider, nodes=2, image=image, logs=False, console=False, provision_timeout_s=400
+            provider, nodes=2, engine="direct", image=image, logs=False, console=False, provision_timeout_s=400
         ) as pool:
             calls = [
                 train(f"https://{line.host}:{line.port}", ca.read_text(), tokens[name], name) > pool.node(node)

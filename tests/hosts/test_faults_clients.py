@@ -66,7 +66,8 @@ if __name__ == "__main__":
     say(f"clock {time.time()}")
     with sky.ComputePool(
         provider=sky.SSH(hosts=hosts.split(), config_file=config, lease_s=float(lease_s)),
-        nodes=(1, 2) if what == "move" else 2, image=sky.Image(pip_index_url=index), on_event=told, cancel_grace_s=60,
+        nodes=(1, 2) if what == "move" else 2, engine="direct", image=sky.Image(pip_index_url=index),
+        on_event=told, cancel_grace_s=60,
         logs=lambda line: say(line.text.strip()),
     ) as pool:
         if what == "call":

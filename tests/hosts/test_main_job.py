@@ -86,7 +86,7 @@ def ssh(bed: Bed, hosts: list[Host]) -> str:
 def test_ddp_on_two_hosts_trains_to_the_same_numbers(
     bed: Bed, hosts: Callable[[int], list[Host]], torch_index: PackageIndex, ddp_here: list[str], tmp_path: Path
 ) -> None:
-    pool = f"provider={ssh(bed, hosts(2))}, nodes=2, image={ddp_image(torch_index)}"
+    pool = f"provider={ssh(bed, hosts(2))}, nodes=2, engine='direct', image={ddp_image(torch_index)}"
     printed = run_example(DDP, pool, tmp_path)
     assert "trained on 2 ranks" in printed
     assert numbers(printed) == ddp_here
@@ -97,7 +97,7 @@ def test_a_grid_search_on_three_hosts_finds_the_same(
     bed: Bed, hosts: Callable[[int], list[Host]], package_index: PackageIndex, tmp_path: Path
 ) -> None:
     image = f"sky.Image(pip_index_url={package_index.simple!r})"
-    printed = run_example(GRID, f"{ssh(bed, hosts(3))}, nodes=3, image={image}", tmp_path)
+    printed = run_example(GRID, f"{ssh(bed, hosts(3))}, nodes=3, engine='direct', image={image}", tmp_path)
     assert "best_params_ equal: True" in printed  # to the search without skyward, which the example makes too
     assert "cv_results_ equal: True" in printed
     assert [host.started_processes() for host in hosts(3)] == [[], [], []]

@@ -53,7 +53,7 @@ def test_a_users_own_hosts_are_unchanged_afterwards(
     hosts: Callable[[int], list[Host]], bed: Bed, image: sky.Image
 ) -> None:
     three = hosts(3)
-    with sky.ComputePool(own(three, bed), nodes=3, image=image) as pool:
+    with sky.ComputePool(own(three, bed), nodes=3, engine="direct", image=image) as pool:
         assert sorted(where() @ pool) == ["node0", "node1", "node2"]
     for host in three:
         until(lambda host=host: host.started_processes() == [])  # type: ignore[misc]

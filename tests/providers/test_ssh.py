@@ -132,7 +132,7 @@ def test_calls_maps_and_streams_work(sshds: Hosts, transport: Transport) -> None
     def count(limit: int) -> Iterator[int]:
         yield from range(limit)
 
-    with sky.ComputePool(provider=sshds.ssh(transport=transport), nodes=2, concurrency=2) as pool:
+    with sky.ComputePool(provider=sshds.ssh(transport=transport), nodes=2, engine="direct", concurrency=2) as pool:
         assert double(21) >> pool == 42
         assert double(21) @ pool == [42, 42]
         assert pool.map(double, range(1000)) == [2 * x for x in range(1000)]
@@ -144,7 +144,7 @@ def test_calls_maps_and_streams_work(sshds: Hosts, transport: Transport) -> None
 
 
 def test_nothing_is_left_behind_except_the_cache(sshds: Hosts, runtime: Path) -> None:
-    with sky.ComputePool(provider=sshds.ssh(), nodes=2) as pool:
+    with sky.ComputePool(provider=sshds.ssh(), nodes=2, engine="direct") as pool:
         folder = Path(folder_of() >> pool)
         assert folder.stat().st_mode & 0o077 == 0
         assert (folder / "agent.log").stat().st_mode & 0o077 == 0
@@ -158,10 +158,10 @@ def test_nothing_is_left_behind_except_the_cache(sshds: Hosts, runtime: Path) ->
 
 
 def test_hosts_that_are_ready_make_a_pool_without_any_work_on_them(sshds: Hosts) -> None:
-    with sky.ComputePool(provider=sshds.ssh(), nodes=2):
+    with sky.ComputePool(provider=sshds.ssh(), nodes=2, engine="direct"):
         pass
     events: list[Event] = []
-    with sky.ComputePool(provider=sshds.ssh(), nodes=2, on_event=events.append) as pool:
+    with sky.ComputePool(provider=sshds.ssh(), nodes=2, engine="direct", on_event=events.append) as pool:
         assert double(1) >> pool == 2
     ended = [event for event in events if isinstance(event, PhaseEnded)]
     ready = [(event.node, event.phase) for event in ended if event.was_ready]
@@ -258,7 +258,7 @@ def test_a_gang_trains_over_two_hosts(sshds: Hosts, bridge: sky.Image) -> None:
             optimizer.step()
         return dist.get_rank(), dist.get_world_size(), float(next(model.parameters()).sum())
 
-    with sky.ComputePool(provider=sshds.ssh(), nodes=2, image=bridge) as pool:
+    with sky.ComputePool(provider=sshds.ssh(), nodes=2, engine="direct", image=bridge) as pool:
         (rank0, world0, weights0), (rank1, world1, weights1) = train(5) @ pool
     assert (rank0, rank1, world0, world1) == (0, 1, 2, 2)
     assert weights0 == weights1
@@ -272,7 +272,9 @@ def test_a_host_that_does_not_answer_is_named_and_nothing_is_left(sshds: Hosts) 
     events: list[Event] = []
     with pytest.raises(Unreachable, match=r"host1.*\(tried for 6 s\)"):
         # The other host answers within that time, also on a busy machine.
-        sky.ComputePool(provider=sshds.ssh(), nodes=2, provision_timeout_s=6.0, on_event=events.append).start()
+        sky.ComputePool(
+            provider=sshds.ssh(), nodes=2, engine="direct", provision_timeout_s=6.0, on_event=events.append
+        ).start()
     until(lambda: not agents_of(sshds), within_s=20)  # earlier than by the lease
     assert not folders_of(started_name(events))
 
@@ -331,7 +333,7 @@ def hang():
 if __name__ == "__main__":
     with sky.ComputePool(
         provider=sky.SSH(hosts=["host0", "host1"], config_file=sys.argv[1], lease_s=float(sys.argv[2])),
-        nodes=2, on_event=told, logs=lambda line: say(line.text),
+        nodes=2, engine="direct", on_event=told, logs=lambda line: say(line.text),
     ) as pool:
         say("open")
         hang() @ pool
@@ -419,7 +421,7 @@ def test_a_cut_connection_is_reopened_and_nothing_is_lost(sshds: Hosts, transpor
         time.sleep(seconds)
         return os.getpid()
 
-    with sky.ComputePool(provider=sshds.ssh(transport=transport), nodes=2) as pool:
+    with sky.ComputePool(provider=sshds.ssh(transport=transport), nodes=2, engine="direct") as pool:
         first = pid() @ pool
         futures = [slow(3) > pool for _ in range(2)]
         until(lambda: len(sshds.servers[0].sessions()) > 0)
@@ -431,7 +433,7 @@ def test_a_cut_connection_is_reopened_and_nothing_is_lost(sshds: Hosts, transpor
 
 def test_an_agent_that_dies_alone_is_replaced(sshds: Hosts) -> None:
     events: list[Event] = []
-    with sky.ComputePool(provider=sshds.ssh(), nodes=2, on_event=events.append) as pool:
+    with sky.ComputePool(provider=sshds.ssh(), nodes=2, engine="direct", on_event=events.append) as pool:
         first = pid() @ pool
         os.kill(pool.agent_pids()[1], signal.SIGKILL)
         until(lambda: any(type(event).__name__ == "NodeLost" for event in events))
@@ -452,7 +454,7 @@ def test_killed_connection_processes_are_replaced_and_nothing_is_lost(
         names = [name for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
         return [int(name) for name in names if str(runtime) in _command_line(name)]
 
-    with sky.ComputePool(provider=sshds.ssh(transport=transport), nodes=2) as pool:
+    with sky.ComputePool(provider=sshds.ssh(transport=transport), nodes=2, engine="direct") as pool:
         first = pid() @ pool
         futures = [slow(3) > pool for _ in range(2)]
         for process in holders():

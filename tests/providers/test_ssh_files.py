@@ -34,7 +34,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_tasks_find_uploads_where_they_are_here_and_results_come_back(
     sshds: Hosts, transport: Transport, project: Path
 ) -> None:
-    with sky.ComputePool(provider=sshds.ssh(transport=transport), nodes=2) as pool:
+    with sky.ComputePool(provider=sshds.ssh(transport=transport), nodes=2, engine="direct") as pool:
         assert pool.upload("data") == sky.Transfer(files=2, copied=2, bytes=2)
         assert read("data/a.txt") @ pool == ["a", "a"]
         assert pool.upload("data").copied == 0
