@@ -34,11 +34,13 @@ class Opener:
     Args:
         pool: Name of the pool.
         timeout_s: Timeout for each link.
+        are_known: Whether the agents existed before, so that the absence of one means its end.
     """
 
-    def __init__(self, pool: str, *, timeout_s: float) -> None:
+    def __init__(self, pool: str, *, timeout_s: float, are_known: bool = False) -> None:
         self._pool = pool
         self._timeout_s = timeout_s
+        self._are_known = are_known
         self.way_to: Callable[[Machine], Connect | None] = _command
         """Function that returns how a machine's agent is reached; None: by its socket on this machine."""
         self.hello: dict[str, Any] = {}
@@ -54,6 +56,7 @@ class Opener:
         Raises:
             Unreachable: The agent does not answer in time.
             PoolClosed: `close` was called.
+            Forgotten: A known agent is gone.
             InternalError: The agent speaks another version of the protocol.
         """
         way = self.way_to(machine)
@@ -62,7 +65,9 @@ class Opener:
             return NodeLink(machine.node, Channel(sock), facts)
         from .dialler import Dialler  # nodes on this machine do without
 
-        dialler = Dialler(way, role="client", pool=self._pool, node=machine.node, **self.hello)
+        dialler = Dialler(
+            way, role="client", pool=self._pool, node=machine.node, is_known=self._are_known, **self.hello
+        )
         with self._lock:
             if self._is_closed:
                 raise PoolClosed("pool: closed while it was starting; open a new one")
@@ -179,7 +184,9 @@ def ask_to_end(machines: Sequence[Machine], timeout_s: float) -> None:
 
 
 def _ask_one(machine: Machine, timeout_s: float) -> None:
-    with contextlib.suppress(Unreachable, InternalError):  # its lease or its provider will end it
-        link = Opener("", timeout_s=timeout_s).open(machine)
+    from .dialler import Forgotten  # as above
+
+    with contextlib.suppress(Unreachable, InternalError, Forgotten):  # its lease or its provider will end it
+        link = Opener("", timeout_s=timeout_s, are_known=True).open(machine)
         link.send(FrameKind.SHUTDOWN)
         link.finish(time.monotonic() + timeout_s)

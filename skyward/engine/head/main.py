@@ -24,7 +24,6 @@ from ...core.limits import raise_file_limit
 from ...core.ownership import make_private_folder
 from ...node.agent.watchdog import Lease, guard
 from .door import Door
-from .head import Head
 from .last_words import write_last_words
 from .messages import HeadConfig
 from .plain import load_plain
@@ -71,6 +70,8 @@ def main() -> int:
 
 
 def _run(config: HeadConfig, listener: socket.socket, path: str, lease: Lease | None = None) -> int:
+    from .head import Head  # only here: it is large, and neither the starter of a head nor its watchdogs need it
+
     head = Head(config)
     turns = head.turns
     door = Door(listener, head.welcome, turns.renew, turns.orphan, head.look)
