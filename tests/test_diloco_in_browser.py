@@ -72,7 +72,7 @@ def test_the_page_shows_rounds_and_workers_and_has_the_controls(
     expect(row).to_have_count(0)
     page.get_by_role("button", name="Stop the server").click()
     page.get_by_role("button", name="Stop", exact=True).click()
-    expect(page.locator("#notices")).to_contain_text("The server saves and ends.")
+    expect(page.locator("#notices")).to_contain_text("The server has saved, and ends.")
     server.wait()
     server.stop()
     expect(page.locator("#state")).to_have_text("stopped")

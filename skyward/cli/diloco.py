@@ -229,7 +229,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     status = server.status()
     if arguments.save_dir is None or not status["parameters"]:
         return 0
-    if status["saved_round"] != status["round"]:
+    if not server.stop():  # it has ended already, and says whether its last state is saved
         complain(f"round {status['round']} is not saved; the log above says why")
         return 1
     print(f"round {status['round']} is saved in {arguments.save_dir}")
@@ -377,8 +377,13 @@ def _list_worker_tokens(arguments: argparse.Namespace) -> int:
 
 
 def _stop(arguments: argparse.Namespace) -> int:
-    _client(arguments).ask("/control/stop", {})
-    print("the server saves and ends")
+    from .screen import complain
+
+    problem = _client(arguments).ask("/control/stop", {}).get("problem")
+    if problem:
+        complain(f"the server ends, but {problem}")
+        return 1
+    print("the server has saved, and ends")
     return 0
 
 

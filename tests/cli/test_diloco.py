@@ -46,7 +46,7 @@ def test_an_operator_sees_saves_and_stops_a_server(
         assert said(capsys, "kick", "a") == "a: evicted\n"
         assert "worker='a': is not present" in said(capsys, "kick", "a", status=1)
     assert said(capsys, "save") == f"saved: {tmp_path}/global/checkpoint-0\n"
-    assert said(capsys, "stop") == "the server saves and ends\n"
+    assert said(capsys, "stop") == "the server has saved, and ends\n"
     server.wait()
 
 

@@ -12,9 +12,10 @@ from typing import Any, TextIO
 
 from ...calls.control import Client, RunStatus
 from ...console.chart import Curve, Row, chart
+from ...console.rich_parts import rich_parts
 from ...console.words import columns, duration, fitted
 from ...core.printable import printable, printable_lines
-from ...errors import ControlFailed, MissingDependency
+from ...errors import ControlFailed
 
 _HEIGHT = 12
 _MAX_POINTS = 2000
@@ -67,13 +68,9 @@ def follow_lines(client: Client, out: TextIO, every_s: float, sleep: Callable[[f
 
 
 def _follow_screen(client: Client, out: TextIO, every_s: float, sleep: Callable[[float], None]) -> str:
-    try:
-        from rich.console import Console
-        from rich.live import Live
-    except ImportError as error:
-        raise MissingDependency(_needs(error), name=error.name) from error
-    console = Console(file=out)
-    with Live(console=console, auto_refresh=False) as live:
+    rich = rich_parts()
+    console = rich.Console(file=out)
+    with rich.Live(console=console, auto_refresh=False) as live:
 
         def show(status: RunStatus, new: Records, records: Records) -> None:
             live.update(screen(status, records, width=console.width, height=console.height), refresh=True)
@@ -126,15 +123,10 @@ def screen(status: RunStatus, records: Records, *, width: int, height: int = 40)
     Raises:
         MissingDependency: without the extra `training`.
     """
-    try:
-        from rich.console import Group
-        from rich.panel import Panel
-        from rich.table import Table
-        from rich.text import Text
-    except ImportError as error:
-        raise MissingDependency(_needs(error), name=error.name) from error
+    rich = rich_parts()
+    Text = rich.Text
     inner = max(20, width - 4)
-    ranks = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    ranks = rich.Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("rank", "host", "process", "step", "memory", "heard"):
         ranks.add_column(name, justify="left" if name == "host" else "right")
     for rank in status.ranks:
@@ -151,7 +143,7 @@ def screen(status: RunStatus, records: Records, *, width: int, height: int = 40)
         Text(),
         ranks,
     ]
-    return Panel(Group(*parts), title=title, title_align="left", border_style=_style(status))
+    return rich.Panel(rich.Group(*parts), title=title, title_align="left", border_style=_style(status))
 
 
 def _bar(status: RunStatus, width: int) -> list[tuple[str, str]]:
@@ -280,7 +272,3 @@ def _bytes(count: float) -> str:
             return f"{count:.0f} {unit}"
         count /= 1024
     return f"{count:.2f} GiB"
-
-
-def _needs(error: ImportError) -> str:
-    return f"the live view of a terminal: {error}; install `skyward[training]`, or append `| cat` for plain lines"

@@ -1,4 +1,4 @@
-"""Arithmetic of DiLoCo: pseudo-gradients, their mean, the outer optimizer, and mixing.
+"""Arithmetic of DiLoCo: pseudo-gradients, the outer optimizer, and mixing.
 
 Parameters, deltas and buffers are mappings from a parameter's name to its array (see `arrays`). All functions are
 deterministic: equal inputs give equal bits on one machine.
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from ...errors import UsageError
 from ..evaluation.legal import check_at_least
-from .arrays import Array, add_scaled, copy_of, empty_like, to_dtype_of, to_float64
+from .arrays import Array, add_scaled, copy_of, empty_like
 
 OUTER_LR = 0.7
 OUTER_MOMENTUM = 0.9
@@ -37,73 +37,6 @@ def pseudo_gradient(base: Array, local: Array) -> Array:
     delta = copy_of(base)  # `base - local` would be no array for numpy arrays of shape ()
     delta -= local
     return delta
-
-
-class DeltaMean:
-    """Mean of the workers' deltas, summed in float64 in the order of their ids.
-
-    A fixed order makes a repeated run equal to the bit. The mean of equal deltas is that delta, to the bit. It needs
-    eight bytes for each value, for any number of workers.
-
-    Example:
-        >>> import numpy as np
-        >>> mean = DeltaMean()
-        >>> mean.add("a", {"bias": np.array([1, 0], "float32")})
-        >>> mean.add("b", {"bias": np.array([3, 1], "float32")})
-        >>> mean.take()["bias"].tolist()
-        [2.0, 0.5]
-    """
-
-    def __init__(self) -> None:
-        self._sums: dict[str, Array] = {}
-        self._narrow: dict[str, Array] = {}
-        """One array of each name in the dtype of the deltas; it holds a single value."""
-        self._weight: float = 0
-        self._last: str | None = None
-
-    def add(self, worker: str, delta: Mapping[str, Array], *, weight: float = 1) -> None:
-        """Add a worker's delta.
-
-        Args:
-            worker: Its id. Ids must come in ascending order.
-            delta: Arrays that all workers have in common: the same names and shapes. Not kept.
-            weight: Share in the mean, finite and >= 0: 1 for each worker, or the tokens it has trained on since its
-                base round.
-
-        Raises:
-            UsageError: The order is wrong, the names differ, or the weight is not legal.
-        """
-        if self._last is not None and worker <= self._last:
-            raise UsageError(f"worker={worker!r}: comes after {self._last!r}; add deltas in the order of worker ids")
-        if not (math.isfinite(weight) and weight >= 0):
-            raise UsageError(f"weight={weight!r}: must be a finite number >= 0; pass 1, or a number of tokens")
-        if self._last is not None and delta.keys() != self._sums.keys():
-            raise UsageError(f"delta of {worker!r}: has other names than the first delta; check it before adding it")
-        for name, array in delta.items():
-            if name in self._sums:
-                add_scaled(self._sums[name], array, weight)
-            else:
-                self._sums[name] = to_float64(array)
-                self._sums[name] *= weight
-                self._narrow[name] = copy_of(array.reshape(-1)[:1])
-        self._weight += weight
-        self._last = worker
-
-    def take(self) -> dict[str, Array]:
-        """Return the mean in the dtype of the first delta, and become empty.
-
-        Raises:
-            UsageError: No delta was added, or all weights are 0.
-        """
-        if self._weight == 0:
-            raise UsageError("mean: no delta with a weight above 0 was added; skip the outer step of this round")
-        mean = {}
-        for name in list(self._sums):
-            total = self._sums.pop(name)
-            total /= self._weight
-            mean[name] = to_dtype_of(total, self._narrow[name])
-        self._narrow, self._weight, self._last = {}, 0, None
-        return mean
 
 
 class OuterOptimizer(Protocol):

@@ -27,19 +27,6 @@ def empty_like(array: Array) -> Array:
     return type(array)(array.shape, array.dtype)
 
 
-def to_float64(array: Array) -> Array:
-    """Return a copy in float64."""
-    if not _is_tensor(array):
-        return array.astype("float64")
-    wide = array.double()
-    return wide.clone() if wide is array else wide
-
-
-def to_dtype_of(array: Array, other: Array) -> Array:
-    """Return the array in the dtype of another one; the array itself if it has that dtype."""
-    return array.to(other.dtype) if _is_tensor(array) else array.astype(other.dtype, copy=False)
-
-
 def add_scaled(target: Array, source: Array, factor: float) -> None:
     """Add `factor * source` to `target` in place, computed in the dtype of `target`.
 

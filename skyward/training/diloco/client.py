@@ -108,5 +108,5 @@ class DiLoCoClient:
         if kind in _KINDS:
             return WorkerRefused(_KINDS[kind], message)
         if status >= 500:
-            return ServerUnreachable(f"{self.name} failed with HTTP status {status}: {message}")
+            return ServerUnreachable(f"{self.name} failed with HTTP status {status}: {message}; see its log")
         return UsageError(message or f"server_addr={self.name!r}: answers HTTP status {status}; is it a DiLoCo server?")

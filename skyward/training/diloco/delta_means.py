@@ -32,7 +32,8 @@ class DeltaSummary:
 class DeltaMeans:
     """Weighted mean of deltas, with the angles to it.
 
-    The mean is that of `DeltaMean`, to the bit. Memory is a few chunks, however many workers there are.
+    It is summed in float64, in the order of the workers' ids. So a repeated run is equal to the bit, and the mean of
+    equal deltas is that delta, to the bit. Memory is a few chunks, however many workers there are.
 
     Args:
         deltas: Frames of all workers, with the same names and shapes.

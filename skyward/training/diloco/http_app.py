@@ -56,6 +56,8 @@ MOST_WAIT_S = 30.0
 """Longest wait for an answer in one request. The worker then asks again."""
 LIFE_SIGN_S = 1.0
 """Time between two life signs of a worker whose question waits."""
+MOST_SAVE_S = 20.0
+"""Longest wait for the last save in the request that stops the server."""
 _PIECE = 2**20
 _DISCARDED_BYTES = 2**28
 """Most bytes beyond the limit of a body that are read and discarded. A connection that is closed while bytes arrive is
@@ -276,9 +278,21 @@ class DiLoCoApp:
             worker = str(body["worker"])
             return JSONResponse({"was_present": await run_in_threadpool(self._exchange.evict, worker)})
         if command == "stop":
-            self._stop()
-            return JSONResponse({})
+            try:
+                problem = await self._save_at_last()
+            finally:
+                self._stop()
+            return JSONResponse({"problem": problem})
         raise UsageError(f"command={command!r}: unknown; use save, kick or stop")
+
+    async def _save_at_last(self) -> str:
+        """Save before the server stops, and return why that failed, or ""."""
+        saving = asyncio.ensure_future(run_in_threadpool(self._exchange.save))
+        done, _ = await asyncio.wait([saving], timeout=MOST_SAVE_S)
+        if not done:
+            return f"its last save takes longer than {MOST_SAVE_S:g} s; it ends with that, and its log says how"
+        error = saving.exception()
+        return "" if error is None else f"its last state could not be saved: {error}"
 
     async def _list_tokens(self, tokens: ServerTokens, request: Request) -> Response:
         _check_operator(request)

@@ -56,7 +56,10 @@ class HTTPTransport:
                 f"server_addr={self.name!r}: its certificate is not trusted: {error.verify_message}; set DILOCO_CA"
             ) from error
         except (OSError, http.client.HTTPException) as error:
-            raise ServerUnreachable(f"{self.name} does not answer: {type(error).__name__}: {error}") from error
+            raise ServerUnreachable(
+                f"{self.name} does not answer: {type(error).__name__}: {error}; start `skyward diloco serve` there, or "
+                "correct the address"
+            ) from error
 
     def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
         address = self._address

@@ -38,12 +38,15 @@ def open_exchange(settings: DiLoCoSettings, model: torch.nn.Module | None = None
     )
 
 
-def end_exchange(exchange: DeltaExchange) -> None:
-    """Save the last state, and discard what waits for its round."""
+def end_exchange(exchange: DeltaExchange) -> bool:
+    """Save the last state, and discard what waits for its round. Return whether nothing is lost with the process."""
     try:
         exchange.save()
     except (SkywardError, OSError) as error:
         _log.error("the last state could not be saved: %s", error)
+        return False
+    else:
+        return True
     finally:
         exchange.close()
 

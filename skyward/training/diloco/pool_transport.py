@@ -83,7 +83,10 @@ class PoolTransport:
                             channel.send(bytes(piece[at : at + PIECE_BYTES]), timeout_s)
                 return _received(channel, timeout_s)
         except (OSError, EOFError, PoolClosed) as error:
-            raise ServerUnreachable(f"{self.name} does not answer: {type(error).__name__}: {error}") from error
+            raise ServerUnreachable(
+                f"{self.name} does not answer: {type(error).__name__}: {error}; see the log of the pool's program, "
+                "which may be busy or gone"
+            ) from error
 
 
 @contextmanager

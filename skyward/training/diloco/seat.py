@@ -23,6 +23,8 @@ from .transport import ServerUnreachable
 LONG_POLL_S = 20.0
 """Time that the server holds one question for an answer."""
 
+_STOPPED = "the worker has stopped; start it again"
+
 _log = logging.getLogger(__name__)
 
 
@@ -62,6 +64,7 @@ class WorkerSeat:
         self.is_async = False
         """Whether the server applies each update as it comes."""
         self.last_send_mb = 0.0
+        self._has_joined = False
 
     @property
     def key(self) -> UpdateKey:
@@ -83,6 +86,7 @@ class WorkerSeat:
 
     def ask_to_join(self) -> Mapping[str, Any]:
         """Join, also again, and return the worker's standing."""
+        self._has_joined = True  # the server may know it, even if its answer is lost
         standing = self._client.ask(
             "/join",
             {
@@ -104,14 +108,22 @@ class WorkerSeat:
         return standing
 
     def await_round(self, standing: Mapping[str, Any], deadline: float) -> None:
-        """Return when this worker is a member of the open round."""
+        """Return when this worker is a member of the open round. It raises ServerUnreachable once the worker stops."""
         while not standing["is_awaited"]:
             left = deadline - time.perf_counter()
             if left <= 0:
-                raise ServerUnreachable(f"no round began within timeout={self._timeout_s:g} s")
-            self._ended.wait(0.1)  # a server that stops answers at once
+                raise ServerUnreachable(
+                    f"no round began within timeout={self._timeout_s:g} s; start the missing workers, or raise timeout"
+                )
+            if self._ended.wait(0.1):  # a server that stops answers at once
+                raise ServerUnreachable(_STOPPED)
             body = {"worker": self.worker, "session": self.session, "wait_s": min(left, LONG_POLL_S)}
-            standing = self._client.ask("/heartbeat", body)
+            try:
+                standing = self._client.ask("/heartbeat", body)
+            except WorkerRefused:
+                if self._ended.is_set():  # it has left, so its question was answered at once
+                    raise ServerUnreachable(_STOPPED) from None
+                raise
 
     def beat(self, figures: Mapping[str, float]) -> int | None:
         """Give a sign of life, and return the advised steps of a round, if `figures` ask for them."""
@@ -121,8 +133,9 @@ class WorkerSeat:
 
     def leave(self, *, has_ended: bool) -> None:
         """Say goodbye, if the worker has joined. A server that does not answer is not told."""
-        if self.base_round is None:
+        if not self._has_joined:
             return
+        self._has_joined = False
         try:
             self._client.ask("/leave", {"worker": self.worker, "session": self.session, "has_ended": has_ended})
         except (WorkerRefused, ServerUnreachable, UsageError) as error:
@@ -134,7 +147,7 @@ class WorkerSeat:
         """Return the parameters of the open round."""
         frame = self._client.parameters(self.worker)
         if frame is None:
-            raise ServerUnreachable(f"{self._client.name} has no parameters yet")
+            raise ServerUnreachable(f"{self._client.name} has no parameters yet; its first worker brings them")
         return frame
 
     def goes_on(self, standing: Mapping[str, Any]) -> bool:
@@ -159,9 +172,12 @@ class WorkerSeat:
         while True:
             left = deadline - time.perf_counter()
             if self._ended.is_set():
-                raise ServerUnreachable("the worker has stopped")
+                raise ServerUnreachable(_STOPPED)
             if left <= 0:
-                raise ServerUnreachable(f"no answer within timeout={self._timeout_s:g} s: a worker is slow or gone")
+                raise ServerUnreachable(
+                    f"no answer within timeout={self._timeout_s:g} s: a worker is slow or gone; see `skyward diloco "
+                    "status`, or raise timeout"
+                )
             answer: ArrayFrame | Literal["unknown"] | None = "unknown"
             if pending.may_have_arrived:
                 answer = self._client.answer(pending.key, self.session, wait_s=min(left, LONG_POLL_S))

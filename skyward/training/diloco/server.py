@@ -135,6 +135,7 @@ class DiLoCoServer:
         self._app: DiLoCoApp | None = None
         self._threads: list[threading.Thread] = []
         self._ending: threading.Thread | None = None
+        self._is_saved = True
 
     @property
     def token(self) -> str:
@@ -207,11 +208,12 @@ class DiLoCoServer:
             timeout_s: Longest wait, in seconds. A disk may stall, and its writer cannot be interrupted.
 
         Returns:
-            Whether it has ended. If not, its threads end once the disk goes on, or with the process.
+            Whether it has ended, and its last state is saved if there is a `save_dir`. The log says why not. Threads
+            that have not ended do so once the disk goes on, or with the process.
         """
         self._stop.set()
         if self._server is None or self._app is None:
-            return True
+            return self._is_saved
         self._app.end_waits()
         self._server.should_exit = True
         if self._ending is None:
@@ -221,7 +223,7 @@ class DiLoCoServer:
         if self._ending.is_alive():
             _log.error("the server has not saved its last state after %g s; it is lost if the process ends", timeout_s)
             return False
-        return True
+        return self._is_saved
 
     def wait(self) -> None:
         """Return when an operator asks the server to stop (`skyward diloco stop`), or another thread calls `stop`."""
@@ -273,8 +275,9 @@ class DiLoCoServer:
         for thread in self._threads:
             thread.join()
         try:
-            end_exchange(self._exchange)
+            self._is_saved = end_exchange(self._exchange)
         except Exception:
+            self._is_saved = False
             _log.exception("the last state could not be saved")
         self._server = None
 

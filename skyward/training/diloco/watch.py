@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any, Protocol, TextIO
 
 from ...console.chart import Curve, Row, chart
+from ...console.rich_parts import rich_parts
 from ...console.words import fitted, size_of
 from ...core.printable import printable
-from ...errors import MissingDependency
 from .client import DiLoCoClient
 from .facts import KEPT_ROUNDS
 from .report import WORKER_COLUMNS, agreement, number, round_line, server_line, worker_cells
@@ -95,7 +95,7 @@ def _follow(
             if silent_s >= patience_s:
                 return f"{client.name} has ended; it was last seen at {server_line(status)}"
             if not silent_s:
-                view.tell(f"does not answer: {error}")
+                view.tell(str(error).removeprefix(f"{client.name} "))
             silent_s += every_s
         else:
             view.show(status, new, history.rounds)
@@ -183,12 +183,8 @@ class _Screen:
 
 @contextmanager
 def _screen(name: str, out: TextIO) -> Iterator[_View]:
-    try:
-        from rich.console import Console
-        from rich.live import Live
-    except ImportError as error:
-        raise MissingDependency(_needs(error), name=error.name) from error
-    with Live(console=Console(file=out), auto_refresh=False) as live:
+    rich = rich_parts()
+    with rich.Live(console=rich.Console(file=out), auto_refresh=False) as live:
         yield _Screen(name, live)
 
 
@@ -198,15 +194,10 @@ def screen(name: str, status: Facts, rounds: list[Facts], *, width: int, height:
     Raises:
         MissingDependency: Without the extra `training`.
     """
-    try:
-        from rich.console import Group
-        from rich.panel import Panel
-        from rich.table import Table
-        from rich.text import Text
-    except ImportError as error:
-        raise MissingDependency(_needs(error), name=error.name) from error
+    rich = rich_parts()
+    Text = rich.Text
     inner = max(20, width - 4)
-    workers = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    workers = rich.Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     shown = [title for title in WORKER_COLUMNS if title in _FIRST[: max(3, inner // _COLUMN)]]
     for title in shown:
         workers.add_column(title, justify="right" if title in _RIGHT else "left", no_wrap=True)
@@ -224,7 +215,9 @@ def screen(name: str, status: Facts, rounds: list[Facts], *, width: int, height:
     if status["save_error"]:
         parts.append(Text(printable(status["save_error"]), style="red"))
     colour = "red" if status["save_error"] else "green" if status["workers"] else "yellow"
-    return Panel(Group(*parts), title=Text(printable(name), style="bold"), title_align="left", border_style=colour)
+    return rich.Panel(
+        rich.Group(*parts), title=Text(printable(name), style="bold"), title_align="left", border_style=colour
+    )
 
 
 def _traffic(status: Facts) -> str:
@@ -265,7 +258,3 @@ def _loss_of(facts: Facts, worker: str) -> float | None:
 def _points(rounds: list[Facts], value: Callable[[Facts], float | None]) -> list[tuple[int, float]]:
     pairs = [(facts["round"], value(facts)) for facts in rounds]
     return [(x, y) for x, y in pairs if y is not None]
-
-
-def _needs(error: ImportError) -> str:
-    return f"the live view of a terminal: {error}; install `skyward[training]`, or append `| cat` for plain lines"

@@ -196,7 +196,9 @@ class DiLoCoWorker:
         except WorkerRefused as refusal:
             raise UsageError(refusal.message) from None
         except ServerUnreachable as error:
-            raise UsageError(f"server_addr={self._client.name!r}: {error}; start `skyward diloco serve`") from error
+            raise UsageError(
+                f"server_addr={self._client.name!r}: {error}"
+            ) from error  # words: ok, the error says what to do
         if self._optimizer is not None:
             self._hook = self._optimizer.register_step_post_hook(lambda *_: self.count_step())
         self._metrics.begin()

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from skyward.errors import UsageError
 from skyward.training.diloco.algorithm import (
     DelayedNesterov,
-    DeltaMean,
     OuterOptimizer,
     OuterSGD,
     mix,
@@ -153,67 +152,6 @@ def test_settings_out_of_range_are_refused(make: Any, message: str) -> None:
 values = st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-(2.0**60), max_value=2.0**60)
 
 
-@settings(max_examples=50)
-@given(st.lists(values, min_size=1, max_size=8), st.integers(1, 9), st.booleans(), st.integers(1, 2**40))
-def test_mean_of_equal_deltas_is_that_delta_to_the_bit(
-    delta: list[float], workers: int, is_tensor: bool, tokens: int
-) -> None:
-    mean = DeltaMean()
-    array = torch.tensor(delta) if is_tensor else np.array(delta, np.float32)
-    for worker in range(workers):
-        mean.add(f"w{worker}", {"p": array}, weight=tokens + worker)
-    taken = mean.take()["p"]
-    assert taken.dtype == array.dtype
-    assert taken.tolist() == array.tolist() == delta
-
-
-def test_mean_is_summed_in_float64() -> None:
-    mean = DeltaMean()
-    for worker, value in (("a", 2.0**30), ("b", 1.0), ("c", -(2.0**30))):
-        mean.add(worker, {"p": torch.tensor([value])})
-    assert mean.take()["p"].tolist() == [pytest.approx(1 / 3)]  # float32 would have lost the 1
-
-
-@pytest.mark.parametrize("kind", [torch.tensor, lambda values: np.array(values, np.float32)])
-def test_mean_may_be_weighted_by_tokens(kind: Any) -> None:
-    mean = DeltaMean()
-    mean.add("a", {"p": kind([1.0, 0.0])}, weight=3000)
-    mean.add("b", {"p": kind([5.0, 4.0])}, weight=1000)
-    mean.add("c", {"p": kind([9.0, 9.0])}, weight=0)
-    assert mean.take()["p"].tolist() == [2.0, 1.0]
-
-
-def test_mean_can_be_used_again() -> None:
-    mean = DeltaMean()
-    for value in (1.0, 2.0):
-        mean.add("a", {"p": torch.tensor([value])})
-        assert mean.take()["p"].tolist() == [value]
-
-
-def test_mean_keeps_no_delta_and_changes_none() -> None:
-    mean, delta = DeltaMean(), torch.ones(2, dtype=torch.float64)
-    mean.add("a", {"p": delta})
-    mean.add("b", {"p": delta})
-    assert delta.tolist() == [1.0, 1.0]
-    delta += 5
-    assert mean.take()["p"].tolist() == [1.0, 1.0]
-
-
-def test_mean_refuses_another_order_other_names_and_no_weight() -> None:
-    mean, delta = DeltaMean(), {"p": torch.ones(1)}
-    mean.add("b", delta, weight=0)
-    with pytest.raises(UsageError, match="'a': comes after 'b'"):
-        mean.add("a", delta)
-    with pytest.raises(UsageError, match="'b': comes after 'b'"):
-        mean.add("b", delta)
-    with pytest.raises(UsageError, match="other names"):
-        mean.add("c", {"q": torch.ones(1)})
-    with pytest.raises(UsageError, match="weight=-1"):
-        mean.add("c", delta, weight=-1)
-    with pytest.raises(UsageError, match="no delta with a weight above 0"):
-        mean.take()
-
-
 eighths = st.integers(-(2**12), 2**12).map(lambda number: number / 8)
 
 
@@ -221,10 +159,9 @@ eighths = st.integers(-(2**12), 2**12).map(lambda number: number / 8)
 @given(eighths, st.lists(eighths, min_size=4, max_size=4))
 def test_rate_1_without_momentum_equals_averaging_to_the_bit(base: float, locals_: list[float]) -> None:
     """Eighths, and four workers: no step rounds. The parameters of real models differ from it by their last bit."""
-    parameters, mean = {"p": torch.tensor([base])}, DeltaMean()
-    for worker, local in enumerate(locals_):
-        mean.add(f"w{worker}", {"p": pseudo_gradient(parameters["p"], torch.tensor([local]))})
-    OuterSGD(**SGD["plain"]).step(parameters, mean.take())
+    parameters = {"p": torch.tensor([base])}
+    deltas = [pseudo_gradient(parameters["p"], torch.tensor([local])) for local in locals_]
+    OuterSGD(**SGD["plain"]).step(parameters, {"p": torch.stack(deltas).mean(0)})
     assert parameters["p"].item() == sum(locals_) / 4
 
 

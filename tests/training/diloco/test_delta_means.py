@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from skyward.training.diloco.algorithm import DeltaMean
 from skyward.training.diloco.compression import compress
 from skyward.training.diloco.delta_means import DeltaMeans, DeltaSummary
 from skyward.training.diloco.frames import BUFFER_PREFIX, ArrayFrame, decode
@@ -47,6 +48,19 @@ def frames(wire: str, workers: Iterable[str] = WEIGHTS) -> dict[str, ArrayFrame]
     return made
 
 
+def frame_with(values: torch.Tensor) -> ArrayFrame:
+    return decode(bytearray(b"".join(frame_of({"x": values}, {}))))
+
+
+def plain_mean(deltas: Mapping[str, ArrayFrame], weights: Mapping[str, int]) -> dict[str, torch.Tensor]:
+    """Return the mean of whole deltas, summed in float64 in the order of the workers' ids."""
+    sums = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()}
+    for worker, frame in sorted(deltas.items()):
+        for name, tensor in to_tensors(frame).items():
+            sums[name] += weights[worker] * tensor.double()
+    return {name: (total / sum(weights.values())).float() for name, total in sums.items()}
+
+
 def parameters_of(frame: ArrayFrame) -> torch.Tensor:
     tensors = to_tensors(frame)
     return torch.cat([tensor.double().reshape(-1) for name, tensor in tensors.items() if BUFFER_PREFIX not in name])
@@ -57,10 +71,7 @@ def test_mean_and_angles_are_those_of_whole_deltas(wire: str) -> None:
     deltas = frames(wire)
     vectors = {worker: parameters_of(frame) for worker, frame in deltas.items()}
     norms = {worker: float(vector.norm()) for worker, vector in vectors.items()}
-    whole = DeltaMean()
-    for worker, frame in deltas.items():
-        whole.add(worker, to_tensors(frame), weight=WEIGHTS[worker])
-    expected = whole.take()
+    expected = plain_mean(deltas, WEIGHTS)
 
     found_mean, found = summarize(deltas, WEIGHTS, norms)
 
@@ -76,11 +87,28 @@ def test_mean_and_angles_are_those_of_whole_deltas(wire: str) -> None:
 
 def test_the_deltas_of_many_workers_are_added_in_the_order_of_their_ids() -> None:
     names = [f"w{number:02}" for number in range(19)]
-    deltas, whole = frames("float32", names), DeltaMean()
-    for name in names:
-        whole.add(name, to_tensors(deltas[name]))
-    found, _ = summarize(dict(reversed(deltas.items())), dict.fromkeys(names, 1), dict.fromkeys(names, 1.0))
-    assert all(torch.equal(found[name], tensor) for name, tensor in whole.take().items())
+    deltas, weights = frames("float32", names), dict.fromkeys(names, 1)
+    found, _ = summarize(dict(reversed(deltas.items())), weights, dict.fromkeys(names, 1.0))
+    assert all(torch.equal(found[name], tensor) for name, tensor in plain_mean(deltas, weights).items())
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(st.floats(-(2.0**60), 2.0**60, width=32), min_size=1, max_size=8), st.integers(1, 9), st.integers(1, 2**40)
+)
+def test_mean_of_equal_deltas_is_that_delta_to_the_bit(delta: list[float], workers: int, tokens: int) -> None:
+    frame, names = frame_with(torch.tensor(delta)), [f"w{worker}" for worker in range(workers)]
+    weights = {name: tokens + worker for worker, name in enumerate(names)}
+    found, _ = summarize(dict.fromkeys(names, frame), weights, dict.fromkeys(names, 1.0))
+    assert found["x"].tolist() == delta
+
+
+def test_mean_is_summed_in_float64() -> None:
+    deltas = {
+        name: frame_with(torch.tensor([value])) for name, value in zip("abc", (2.0**30, 1, -(2.0**30)), strict=True)
+    }
+    found, _ = summarize(deltas, dict.fromkeys(deltas, 1), dict.fromkeys(deltas, 1.0))
+    assert found["x"].tolist() == [pytest.approx(1 / 3)]  # float32 would have lost the 1
 
 
 def test_a_direction_replaces_the_mean_and_missing_names_count_as_nothing() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from skyward.errors import UsageError
 from skyward.training.diloco import DiLoCoServer
 from skyward.training.diloco.client import DiLoCoClient
 from skyward.training.diloco.transport import ServerUnreachable
@@ -78,6 +79,26 @@ def test_a_question_ends_with_its_time_and_with_the_server() -> None:
                     assert not through.ask("/heartbeat", {**JOINER, "wait_s": 25})["is_awaited"]
 
             together(ask, stop)
+
+
+def test_a_worker_that_stops_waits_for_no_round_and_leaves_the_server() -> None:
+    with (
+        serving(make_model()) as server,
+        worker_of(server, make_model(), None, "first"),
+        LossyLine(port_of(server), request="POST /heartbeat") as line,
+    ):
+        late = worker_of(line.address, make_model(), None, "late", timeout=3600)
+
+        def wait_for_a_round() -> None:
+            with pytest.raises(UsageError, match="the worker has stopped; start it again"):
+                late.start()
+
+        def stop() -> None:
+            until(lambda: any(words.startswith("POST /heartbeat") for words in line.begun))
+            late.stop()
+            assert [worker["worker"] for worker in server.status()["workers"]] == ["first"]
+
+        together(wait_for_a_round, stop)
 
 
 def test_a_worker_whose_question_loses_its_line_asks_again() -> None:

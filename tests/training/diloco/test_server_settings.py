@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,10 @@ import pytest
 from skyward import integrations
 from skyward.errors import UsageError
 from skyward.training.diloco import DelayedNesterov, DiLoCoServer, OuterSGD
+from skyward.training.diloco.client import DiLoCoClient
 from skyward.training.diloco.pool_servers import SeatedServer
 from skyward.training.diloco.server_settings import DiLoCoSettings
-from tests.training.diloco.runs import make_model, serving
+from tests.training.diloco.runs import TOKEN, make_model, serving
 
 
 @pytest.mark.parametrize(
@@ -68,6 +71,17 @@ class StallingSGD(OuterSGD):
         return super().state_dict()
 
 
+class FailingSGD(OuterSGD):
+    """Optimizer whose state cannot be written any longer once a flag is set."""
+
+    is_disk_full = False
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.is_disk_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().state_dict()
+
+
 def test_a_last_save_that_stalls_keeps_its_owner_and_holds_up_nobody_forever(tmp_path: Path) -> None:
     """The next server of that name waits for it, because both save in one folder."""
     with serving(make_model(), save_dir=tmp_path):
@@ -87,6 +101,17 @@ def test_a_last_save_that_stalls_keeps_its_owner_and_holds_up_nobody_forever(tmp
     assert former.has_ended
     successor.stop(60)
     assert successor.has_ended
+
+
+def test_a_server_whose_last_save_fails_says_so_to_whoever_stops_it(tmp_path: Path) -> None:
+    outer = FailingSGD()
+    with serving(make_model(), save_dir=tmp_path, outer_optimizer=outer) as server:
+        outer.is_disk_full = True
+        problem = DiLoCoClient(server.address, token=TOKEN).ask("/control/stop", {})["problem"]
+        assert problem == "its last state could not be saved: [Errno 28] No space left on device"
+        server.wait()
+        assert not server.stop(timeout_s=60)
+        assert not server.stop(timeout_s=60)
 
 
 def test_a_server_whose_last_save_stalls_is_not_waited_for_forever(tmp_path: Path) -> None:

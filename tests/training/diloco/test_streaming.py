@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from skyward.training.diloco.algorithm import DeltaMean, OuterSGD, mix, pseudo_gradient
+from skyward.training.diloco.algorithm import OuterSGD, mix, pseudo_gradient
 from skyward.training.diloco.schedule import SyncSchedule
 
 SPEED = {"a": 1.0, "b": 3.0}
@@ -44,10 +44,8 @@ def run(delay: int, alpha: float, steps: int) -> dict[str, list[float]]:
             assert others == [action]
             name = FRAGMENTS[action.fragment]
             if action.kind == "send":
-                mean = DeltaMean()
-                for worker in workers:
-                    mean.add(worker.name, {name: pseudo_gradient(worker.base[name], worker.local[name])})
-                outer.step(master, mean.take())
+                deltas = [pseudo_gradient(worker.base[name], worker.local[name]) for worker in workers]
+                outer.step(master, {name: torch.stack(deltas).mean(0)})
             else:
                 for worker in workers:
                     mix(worker.local[name], master[name], alpha)

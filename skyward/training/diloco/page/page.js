@@ -195,8 +195,8 @@ part("stop").addEventListener("click", async () => {
   if (!(await isSure("Stop the server?", text, "Stop"))) return;
   isStopping = true;
   attempt(async () => {
-    await request("/control/stop", {});
-    return "The server saves and ends.";
+    const { problem } = await request("/control/stop", {});
+    return problem ? `The server ends, but ${problem}.` : "The server has saved, and ends.";
   });
 });
 
