@@ -221,7 +221,7 @@ class DirectEngine:
             if machine.node in there:
                 self.nodes.up(machine)
             else:
-                self._task_events.node_lost(machine.node, will_return=False, reason="its agent does not answer")
+                self.link_repair.missing(machine)
         self.ledger.after.append(self.ledger.watcher.wake)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from ..errors import InternalError, NodeError
 from ..wire.blobs import DIGEST_SIZE, Blob
@@ -99,6 +99,12 @@ class HeadLink(NodeLink):
         return self._of_number.pop(number, {})
 
 
+class HeadLost(Protocol):
+    """Gets the reason why a head is lost. `has_ended`: its machine says that the head has ended."""
+
+    def __call__(self, why: str, *, has_ended: bool = False) -> object: ...
+
+
 class HeadRepair:
     """Redials the head when its link ends, for as long as its lease may hold. Then it is lost.
 
@@ -106,7 +112,7 @@ class HeadRepair:
         ledger: Shared state of the client's engine.
         liveness: Finds a silent link.
         lease_s: Seconds that the head goes on without its client.
-        lost: Called with the reason when the head is lost.
+        lost: Called when the head is lost.
         taken: Called with the reason when another client has taken the head over.
     """
 
@@ -115,7 +121,7 @@ class HeadRepair:
         ledger: Ledger,
         liveness: Liveness,
         lease_s: float,
-        lost: Callable[[str], object],
+        lost: HeadLost,
         taken: Callable[[str], object],
     ) -> None:
         self._ledger = ledger
@@ -170,7 +176,10 @@ class HeadRepair:
         except Taken as error:
             self._taken(str(error))
             return
-        except (NodeError, InternalError, Forgotten) as error:
+        except Forgotten as error:
+            self._lost(str(error), has_ended=True)
+            return
+        except (NodeError, InternalError) as error:
             self._lost(str(error))
             return
         with self._ledger:

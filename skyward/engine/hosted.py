@@ -55,7 +55,8 @@ from .hosted_values import HostedValues
 from .ledger import Ledger
 from .lender import Lender
 from .liveness import Liveness
-from .next_head import NextHead
+from .next_head import NextHead, without_ways
+from .other_heads import OtherHeads
 from .reader import Reader
 from .task_events import TaskCounts
 from .tasks import Task
@@ -103,7 +104,6 @@ class HostedEngine:
         self._attaches = attaches
         self._takes_over = takes_over
         self._on_left = left
-        self._place = place
         self._argv: tuple[str, ...] = ()
         """Command that reaches the head."""
         self._token = os.urandom(8).hex()
@@ -118,7 +118,7 @@ class HostedEngine:
         self.requests = requests = Requests(
             self._tell,
             self._later,
-            verbs={"actor_moved": self._actor_moved, **(raiser.verbs if raiser else {})},
+            verbs={**self._quick_verbs(), **(raiser.verbs if raiser else {})},
             slow={**self._verbs(), **(raiser.slow_verbs if raiser else {})},
             numbers=numbers,
         )
@@ -180,7 +180,7 @@ class HostedEngine:
         )
         self.values.soon = self.actors.soon = self._reader.soon
         self._linked = (calls, self.nodes, self.streams, self.channels, self.values, self.actors)
-        self._repair.succeed = NextHead(
+        next_head = NextHead(
             ledger,
             requests,
             self._repair,
@@ -191,8 +191,12 @@ class HostedEngine:
             linked=self._linked,
             dialler=lambda: self._dialler(continues=True),
             told=self._tell_wishes,
-            lost=self._head_lost,
-        ).go_on
+            lost=self._end_without_head,
+        )
+        self._repair.succeed = next_head.go_on
+        self._heads = OtherHeads(
+            config, place, ledger, next_head, dialler=self._dialler_to, lender=self._lender, raiser=raiser
+        )
 
     # Life -----------------------------------------------------------------------------------------------------------
 
@@ -200,7 +204,7 @@ class HostedEngine:
         raise_file_limit()
         self._source = source
         self.ledger.machines.update((machine.node, machine) for machine in machines)
-        self._argv = self._place.start(self._config)
+        self._argv = self._heads.start()
         dialler = self._dialler()
         try:
             ends, facts = dialler.dial_until(time.monotonic() + _DIAL_S, self._liveness.times)
@@ -224,12 +228,18 @@ class HostedEngine:
             self.requests.ask("there", timeout_s=_START_S)  # behind the facts of the nodes
         else:
             try:
-                self.requests.ask("use", [_plain(machine) for machine in machines], timeout_s=_START_S)
+                self.requests.ask("use", [without_ways(machine) for machine in machines], timeout_s=_START_S)
             except TimeoutError:
                 text = f"head of the pool: did not reach all nodes within {_START_S:g} s; open the pool again"
                 raise Unreachable(text) from None
         if self._raiser is not None:
             self._raiser.begin(self.ledger.machines, machines[0].node, self.requests.ask, attaches=self._attaches)
+        self._heads.may_change = not self._config.detached_for_s
+
+    def _dialler_to(self, argv: tuple[str, ...]) -> Dialler:
+        """Return a dialler of another head."""
+        self._argv = argv
+        return self._dialler()
 
     def _dialler(self, *, continues: bool = False) -> Dialler:
         """Return a dialler of the head. `continues`: it goes on with the session of a killed one."""
@@ -341,14 +351,21 @@ class HostedEngine:
         if self._link is not None:
             self._link.close()
         if not leaves:
-            self._place.stop()
+            self._heads.stop()
         if self._raiser is not None:
             self._raiser.leave() if leaves else self._raiser.close()
         self.ledger.watcher.close()
         interrupts.restore()
         _engines.discard(self)
 
-    def _head_lost(self, why: str) -> None:
+    def _head_lost(self, why: str, *, has_ended: bool = False) -> None:
+        """Go on with another head if there can be one. `has_ended`: its machine says that the head has ended."""
+        link = self._link
+        assert link is not None
+        if not self._heads.change(link, why, has_ended=has_ended):
+            self._end_without_head(why)
+
+    def _end_without_head(self, why: str) -> None:
         """End the engine, because its scheduler is gone, and with it what the calls became."""
         text = f"head of the pool: is gone ({why}); open the pool again, and send the calls again"
         error = self.ledger.ended_by = NodeLost(text, node=0)
@@ -373,7 +390,7 @@ class HostedEngine:
         if self._link is not None:
             self._link.channel.close_in_child()
         self._lender.forget_in_child()
-        self._place.forget_in_child()
+        self._heads.forget_in_child()
         with contextlib.suppress(OSError):  # closed before the fork
             self.ledger.watcher.close_in_child()
 
@@ -439,6 +456,14 @@ class HostedEngine:
 
     # Verbs of the head ----------------------------------------------------------------------------------------------
 
+    def _quick_verbs(self) -> dict[str, Callable[..., Any]]:
+        return {
+            "actor_moved": self._actor_moved,
+            "came": lambda: None,
+            "retried": self._retried,
+            "thing": lambda kind, name, is_there: self._heads.note_thing((kind, name), is_there=is_there),
+        }
+
     def _verbs(self) -> dict[str, Callable[..., Any]]:
         return {
             "replace": self._replace,
@@ -451,18 +476,22 @@ class HostedEngine:
     def _actor_moved(self, number: int, node: int | None) -> None:
         self.actors.moved(number, node)
 
+    def _retried(self, number: int, left: tuple[Any, ...]) -> None:
+        self._calls.retried(number, left)
+
     def _machines(self) -> Machines:
         assert self._source is not None
         return self._source
 
     def _replace(self, node: int) -> Machine | None:
+        self._calls.doubt(node)
         machine = self._machines().replace(node)
         with self.ledger:
             if machine is None:
                 self.ledger.machines.pop(node, None)
                 return None
             self.ledger.machines[node] = machine
-        return _plain(machine)
+        return without_ways(machine)
 
     def _give_up(self, node: int) -> None:
         with self.ledger:  # first, so that no Ray is started there anymore
@@ -505,13 +534,6 @@ class HostedEngine:
         self.nodes.tell_again()
         if self._is_heard:
             self.tell_tasks(True)
-
-
-def _plain(machine: Machine) -> Machine:
-    """Return a machine without what only this process can use."""
-    return dataclasses.replace(
-        machine, channel=(), terminal=(), files=(), dial=None, login=None, offer=None, handle=None
-    )
 
 
 def _left() -> PoolClosed:

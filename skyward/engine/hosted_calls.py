@@ -1,13 +1,17 @@
 """Calls of a client on their way to its head and back: tasks and gangs, and those of earlier clients that it follows.
 
-The client of a detached pool counts the frames of each open call. When its head was killed, it tells the next one how
-far it is with each of them (`head.kept_calls` has the rules), and gets the rest. A call that the next head does not
-know was never begun, because a head journals a call first. So the client sends it again.
+The client counts the frames of each open call. When the head of a detached pool was killed, the client tells the next
+one how far it is with each of them (`head.kept_calls` has the rules), and gets the rest. A call that the next head does
+not know was never begun, because a head journals a call first. So the client sends it again.
+
+Any other head has no journal, and the client's books stand for it. When such a head is gone, the client sends all open
+calls to another one, and says how far it is with each (`head.taken_up` has the rules).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Any
 
@@ -22,7 +26,7 @@ from ..wire.stream import StreamChannel
 from .followed import Follower, follow_up
 from .gang import Gang
 from .head.kept_calls import CallFacts, CallPosition
-from .head.messages import CallMessage, GangMessage, pack_call
+from .head.messages import CallMessage, GangMessage, OpenCall, pack_call
 from .head.requests import Requests
 from .head_link import HeadLink
 from .ledger import Ledger
@@ -44,6 +48,19 @@ class _Progress:
     """Number of its frames that have come, of those that the head counts."""
     taken: int = 0
     """Number of its items that the user has read."""
+    values: int = 0
+    """Number of its items, or parts, that have come."""
+    is_in_doubt: bool = False
+    """Whether a node that is gone may have run it."""
+    was_told: bool = False
+    """Whether another head had it before this one."""
+    left: tuple[Any, ...] | None = None
+    """Retries that are left to it, as the head has told; None: it has spent none."""
+
+    def doubt(self, lost: AbstractSet[int]) -> None:
+        """Note that nodes are gone that may have run it."""
+        nodes = None if self.message is None else self.message.nodes
+        self.is_in_doubt |= bool(lost) and (nodes is None or not lost.isdisjoint(nodes))
 
 
 class HostedCalls:
@@ -60,7 +77,7 @@ class HostedCalls:
         self._requests = requests
         self._is_detached = is_detached
         self._progress: dict[int, _Progress] = {}
-        """Progress of each open call of a detached pool."""
+        """Progress of each open call."""
         self.link: HeadLink | None = None
         self.ended = self.failed = 0
         """Numbers of this client's calls that have ended, and that have failed. A head counts from its own start."""
@@ -106,8 +123,11 @@ class HostedCalls:
         """Send a call. Fail it if there is no room for that."""
         link = self.link
         assert link is not None
-        if self._is_detached:
+        progress = self._progress.get(call.id)
+        if progress is None:
             self._progress[call.id] = _Progress(message, link)
+        else:
+            progress.link = link
         body = pack_call(message, call.payload.body)
         actor = call.actor if isinstance(call, Task) else 0
         try:
@@ -217,11 +237,12 @@ class HostedCalls:
 
     # Another head -----------------------------------------------------------------------------------------------------
 
-    def came(self, number: int) -> None:
-        """Count a frame of a call."""
+    def came(self, number: int, *, is_value: bool = False) -> None:
+        """Count a frame of a call. `is_value`: it brings an item, or a part."""
         progress = self._progress.get(number)
         if progress is not None:
             progress.received += 1
+            progress.values += is_value
 
     def took(self, number: int, count: int) -> None:
         """Count items of a call that the user has read."""
@@ -240,6 +261,49 @@ class HostedCalls:
         """Go on with all open calls over a link to the next head. `failed` gets the error if it cannot go on."""
         resumed = self._requests.begin("resume", [tuple(position) for position in self._positions()])
         resumed.add_done_callback(partial(self._resumed, link, failed))
+
+    def retried(self, number: int, left: tuple[Any, ...]) -> None:
+        """Note the retries that are left to a call. Needs no lock: it is called where frames are read."""
+        progress = self._progress.get(number)
+        if progress is not None:
+            progress.left = left
+
+    def doubt(self, node: int) -> None:
+        """Note that a node is gone, which may have run any open call that was sent to a node.
+
+        The head has asked for another machine, and before that it has told of each call that it had sent. It knows
+        nothing of what an earlier head had sent.
+        """
+        with self._ledger:
+            for number, progress in self._progress.items():
+                if progress.was_told or self._is_begun(number):
+                    progress.doubt({node})
+
+    def send_all_again(self, before: HeadLink, link: HeadLink, lost: frozenset[int]) -> list[OpenCall]:
+        """Send all open calls to another head, and return how far those are that an earlier one may have had.
+
+        Args:
+            before: Link to the earlier head.
+            link: Link to that head.
+            lost: Nodes that are gone, and may have run any of them.
+        """
+        assert isinstance(before.channel, StreamChannel)
+        unsent = {number for number, _, _ in before.channel.take_unsent(FrameKind.CALL)}
+        told: list[OpenCall] = []
+        for number, progress in list(self._progress.items()):
+            call = self._ledger.tasks.get(number) or self._ledger.gangs.get(number)
+            if call is None or progress.message is None:
+                continue
+            self._begin(call, progress.message)
+            if number in unsent and not progress.was_told:
+                continue
+            progress.doubt(lost)
+            progress.was_told = True
+            is_begun = self._is_begun(number)
+            told.append(
+                OpenCall(number, progress.values, progress.taken, is_begun, progress.is_in_doubt, progress.left)
+            )
+        return told
 
     def _positions(self) -> list[CallPosition]:
         return [

@@ -28,6 +28,13 @@ if TYPE_CHECKING:
 
 _MESSAGE_LIMIT = 256 << 20
 
+
+class Came(Protocol):
+    """Counts a frame of a call; see `HostedCalls.came`."""
+
+    def __call__(self, number: int, *, is_value: bool = False) -> object: ...
+
+
 Handler = Callable[[Readable, Frame], Any]
 PlainHandler = Callable[[Frame], Any]
 
@@ -62,7 +69,7 @@ class HostedFrames:
         emit: Emit,
         end: _EndsCall,
         on_facts: Callable[[bytes], object],
-        came: Callable[[int], object] = lambda number: None,
+        came: Came,
         read: Callable[[int], object] | None = None,
         plain: Mapping[int, PlainHandler],
         others: Mapping[int, Handler],
@@ -108,9 +115,10 @@ class HostedFrames:
         self._end(task, ok=False)
         self._later(lambda: task.on_failed(failure))
 
-    def forget_pieces(self) -> None:
-        """Forget messages whose last pieces were lost with a head. Outcomes are counted by piece, and go on."""
-        self._pieces = {key: pieces for key, pieces in self._pieces.items() if key[0] == FrameKind.OUTCOME}
+    def forget_pieces(self, *, are_counted: bool) -> None:
+        """Forget messages whose last pieces were lost with a head. `are_counted`: outcomes go on by their pieces."""
+        kept = FrameKind.OUTCOME if are_counted else None
+        self._pieces = {key: pieces for key, pieces in self._pieces.items() if key[0] == kept}
 
     # Calls ----------------------------------------------------------------------------------------------------------
 
@@ -129,7 +137,7 @@ class HostedFrames:
     def _on_value(self, link: Readable, frame: Frame) -> None:
         """Take a value, a part of one, or an item. It is received even if nobody waits for it, with its blobs."""
         assert isinstance(link, HeadLink)
-        self._came(frame.ident)
+        self._came(frame.ident, is_value=frame.kind != FrameKind.RESULT)
         received = self._values.received(link, frame) if frame.flags & KEPT else link.received(frame)
         self._values.taken(frame.ident)
         task, gang = self._ledger.tasks.get(frame.ident), self._ledger.gangs.get(frame.ident)

@@ -102,6 +102,12 @@ class Lender:
     def _say_end(self, number: int, code: int | None, said: str) -> None:
         self._tell(FrameKind.END_LENT, number, json.dumps({"code": code, "said": said}).encode())
 
+    def end_all(self) -> None:
+        """End all channels, because the head that had them is gone."""
+        for number in self._streams.numbers:
+            self._ended_by_head.add(number)
+            self._streams.on_end(number)
+
     def forget_in_child(self) -> None:
         """Close the descriptors in a fork of this process."""
         self._streams.forget_in_child()

@@ -177,11 +177,22 @@ class LinkRepair:
             for on_lost in self._on_lost:
                 on_lost(node)
         if will_return:
-            start_thread(
-                lambda: self._replace(node),
-                name="skyward-replace",
-                failed=lambda error: self._not_replaced(node, error),
-            )
+            self._begin_to_replace(node)
+
+    def missing(self, machine: Machine) -> None:
+        """Note that a node which an earlier head had does not answer, and replace it. Needs the ledger's lock."""
+        node, will_return = machine.node, self.source is not None and self.may_ask(machine.node)
+        self._task_events.node_lost(node, will_return=will_return, reason="its agent does not answer")
+        if will_return:
+            self._ledger.scheduler.node_absent(node, machine.slots)
+            self._ledger.after.append(lambda: self._begin_to_replace(node))
+
+    def _begin_to_replace(self, node: int) -> None:
+        start_thread(
+            lambda: self._replace(node),
+            name="skyward-replace",
+            failed=lambda error: self._not_replaced(node, error),
+        )
 
     def on_notice(self, node: int, notice: bytes) -> None:
         """Stop using a node whose machine will be taken back, and start to look for another machine."""

@@ -1,17 +1,24 @@
-"""The way of a client from a head that was killed to the process that goes on for it.
+"""The way of a client from a head that is gone to the process that goes on for it.
 
 The session goes on, but its link is new: the new process has none of the former's counts, functions or blobs.
 So everything that a channel would repeat is either told again here, or is lost with the head, and whoever waits for it
 gets an error.
+
+The head of a detached pool that was killed begins again by itself. `other_heads` begins another one for any other pool.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 from ..errors import NodeLost
+from ..values.machine import Machine
+from ..wire.channel import BLOBS
+from ..wire.ends import Ends
 from .dialler import Dialler
 from .head.requests import Requests
 from .head_link import HeadLink, HeadRepair
@@ -32,7 +39,7 @@ class _Linked(Protocol):
 
 
 class NextHead:
-    """Successor of a killed head.
+    """Change to the head that goes on for one that is gone.
 
     Args:
         ledger: Shared state of the client's engine.
@@ -80,31 +87,83 @@ class NextHead:
         dialler = self._dialler()
         ends, facts = dialler.dial_until(deadline, LINK_TIMES)
         with self._ledger:
-            if not self._ledger.is_open:
-                self._ledger.after.append(ends.close)
+            link = self._link(dialler, ends, facts)
+            if link is None:
                 return
-            dialler.channel.attach(ends, facts["received"])
-            link = HeadLink(facts, dialler)
-            link.named_by = self._values.named
-            for part in self._linked:
-                part.link = link
-            error = _lost_with_head()
             self._calls.end_again(before, link)
-            self._requests.ask_again(error)
-            self._calls.go_on(link, lambda failure: self._lost(f"it cannot go on: {failure}"))
-            self._frames.forget_pieces()
-            self._values.lose(error)
-            self._channels.end_open("the head of the pool was killed")
-            self._told()
-            self._repair.watch(link)
+            self._change(link, are_counted=True)
+            self._calls.go_on(link, self._failed)
         before.close()
         self._ledger.watcher.wake()
         _log.warning("head of the pool: was killed and has begun again; calls go on")
 
+    def begin(
+        self, before: HeadLink, dialler: Dialler, ends: Ends, facts: dict[str, Any], lost: frozenset[int]
+    ) -> None:
+        """Go on with another head, which was dialled. It gets all open calls.
+
+        Args:
+            before: Link to the head that is gone.
+            dialler: Dialler of the other one.
+            ends: Link that it has opened.
+            facts: Greeting of that head.
+            lost: Nodes that are gone with the former head.
+        """
+        with self._ledger:
+            link = self._link(dialler, ends, facts)
+            if link is None:
+                return
+            self._change(link, are_counted=False)
+            told = self._calls.send_all_again(before, link, lost)
+            machines = [without_ways(machine) for _, machine in sorted(self._ledger.machines.items())]
+            calls = [tuple(call) for call in told]
+            # Behind all calls and their blobs.
+            begun = self._requests.begin("go_on_after", machines, calls, sorted(lost), priority=BLOBS)
+            begun.add_done_callback(partial(self._begun, link))
+        before.close()
+        self._ledger.watcher.wake()
+
+    def _link(self, dialler: Dialler, ends: Ends, facts: dict[str, Any]) -> HeadLink | None:
+        """Return the link to the next head; None if the pool was closed meanwhile."""
+        if not self._ledger.is_open:
+            self._ledger.after.append(ends.close)
+            return None
+        dialler.channel.attach(ends, facts["received"])
+        link = HeadLink(facts, dialler)
+        link.named_by = self._values.named
+        for part in self._linked:
+            part.link = link
+        return link
+
+    def _change(self, link: HeadLink, *, are_counted: bool) -> None:
+        """Tell the next head everything but the calls, and end what is lost with the former one."""
+        error = _lost_with_head()
+        self._requests.ask_again(error)
+        self._frames.forget_pieces(are_counted=are_counted)
+        self._values.lose(error)
+        self._channels.end_open("the head of the pool is gone")
+        self._told()
+        self._repair.watch(link)
+
+    def _begun(self, link: HeadLink, done: Any) -> None:
+        error = done.exception()
+        if error is not None and self._calls.link is link and self._ledger.is_open:  # else one after it is asked
+            self._failed(error)
+
+    def _failed(self, error: BaseException) -> None:
+        self._lost(f"it cannot go on: {error}")
+
+
+def without_ways(machine: Machine) -> Machine:
+    """Return a machine without what only this process can use."""
+    return dataclasses.replace(
+        machine, channel=(), terminal=(), files=(), dial=None, login=None, offer=None, handle=None
+    )
+
 
 def _lost_with_head() -> NodeLost:
     return NodeLost(
-        "head of the pool: was killed before it answered; actors, channels and values that stay on nodes are lost with "
+        "head of the pool: is gone, and has not answered; actors, channels and values that stay on nodes are lost with "
         "it",
         node=0,
     )

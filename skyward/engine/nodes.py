@@ -91,7 +91,7 @@ class NodeLinks:
         self._ledger.machines.update((machine.node, machine) for machine in machines)
         self._ledger.links.update(self.opener.open_all(machines))
 
-    def open_again(self, machines: Sequence[Machine], needed: str) -> frozenset[int]:
+    def open_again(self, machines: Sequence[Machine], needed: str = "") -> frozenset[int]:
         """Connect to agents that were there before, and return the nodes that answer.
 
         Raises:

@@ -62,8 +62,6 @@ _WANT_OF_ROOM = frozenset(
 
 _START_S = 60.0
 """Seconds that a rented machine is assumed to take until its first call, before one was started."""
-_HEAD_LEASE_S = 30.0
-"""Seconds that a head on this machine goes on without its client."""
 _DETACH_S = 300.0
 """Longest wait in seconds of `detach` for Ray."""
 _USAGE_S = 2.0
@@ -442,31 +440,28 @@ class PoolLife:
     def _make_hosted(self, initializer: bytes | None, machine: Machine) -> Engine:
         """Make an engine whose scheduler is in a head beside a node; on this machine, if the node has no login."""
         from ..engine.head.messages import HeadConfig
-        from ..engine.head.place import LocalHead, NodeHead, folder_for
+        from ..engine.head.place import head_on
         from ..engine.hosted import HostedEngine
 
-        is_here, detachment = machine.login is None, self.detachment
+        detachment = self.detachment
         config = HeadConfig(
             pool=self.name,
-            folder=folder_for(self.name, machine),
             cancel_grace_s=self.spec.cancel_grace_s,
-            lease_s=_HEAD_LEASE_S if is_here else machine.lease_s,
             secrets=self.spec.image.secret_values(),
             initializer=initializer,
             kept=self.sizing.kept,
             default_timeout_s=self._default_timeout_s,
             direct_transfers=self.spec.direct_transfers,
-            starter=os.getpid() if is_here else 0,
-            node_folder="" if is_here else machine.folder,
             detached_for_s=0.0 if detachment is None else detachment.for_s,
             warning_s=0.0 if detachment is None else detachment.warning_s,
             attach_key="" if detachment is None else detachment.key,
             lease_file=LEASE_FILE if self.provider.is_rented else "",
         )
-        raiser = self._make_raiser() if self.way in (Way.RAY, Way.RAY_OR_LENT) and not is_here else None
+        config, place = head_on(machine, config)
+        is_on_ray = self.way in (Way.RAY, Way.RAY_OR_LENT) and machine.login is not None
+        raiser = self._make_raiser() if is_on_ray else None
         if detachment is not None:
             return detachment.engine(config, machine, self._lines, self.announcer.emit, raiser)
-        place = LocalHead() if is_here else NodeHead(machine)
         return HostedEngine(config, place, lines=self._lines, emit=self.announcer.emit, raiser=raiser)
 
     def _make_dispatch(self, engine: Engine) -> Dispatch:

@@ -192,10 +192,8 @@ class Store:
         thing = self._things.get((kind, name))
         if thing is None:
             if (kind, name) in self._lost:
-                raise RequestRefused(
-                    "StateLost",
-                    f"{kind}={name!r}: was lost when the head of the pool was killed; use another name",
-                )
+                text = f"{kind}={name!r}: was lost with the head of the pool; use another name"
+                raise RequestRefused("StateLost", text)
             self._noted((kind, name), True)
             thing = self._things[kind, name] = _KINDS[kind]((kind, name), options, self._shelf)
         elif thing.options != options:

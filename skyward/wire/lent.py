@@ -114,6 +114,12 @@ class LentStreams:
         self._wake()
         return True
 
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Numbers of the open streams."""
+        with self._lock:
+            return tuple(self._streams)
+
     def drop(self, number: int) -> None:
         """Forget a stream that will not be bound."""
         with self._lock:

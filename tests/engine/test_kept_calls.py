@@ -221,7 +221,7 @@ def test_the_names_of_lost_state_are_refused_for_good(tmp_path: Path) -> None:
         status, why = ask(store, "counter", "kept", "add", 1)
         assert (status, why) == (
             REFUSED,
-            ("StateLost", "counter='kept': was lost when the head of the pool was killed; use another name"),
+            ("StateLost", "counter='kept': was lost with the head of the pool; use another name"),
         )
         assert ask(store, "counter", "again zero", "add", 1) == (OK, 1)
         assert ask(store, "counter", "again zero", "add", -1) == (OK, 0)

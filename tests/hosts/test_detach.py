@@ -286,7 +286,7 @@ def test_calls_outlive_a_head_that_is_killed(client_of: Callable[..., Client]) -
             failed.result(60)
         assert runs.read_text() == "xx", "the retry was counted before the head was killed, and ran once"
         for refused in (held.release, pool.counter("done").increment):
-            with pytest.raises(StateLost, match=r": was lost when the head of the pool was killed; use another name"):
+            with pytest.raises(StateLost, match=r": was lost with the head of the pool; use another name"):
                 refused()
         assert int(pool.counter("done again")) == 1
         waiting.put(1)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,6 +39,9 @@ pytestmark = [pytest.mark.hosts, pytest.mark.timeout(240)]
 
 SECRET = f"secret-{os.urandom(8).hex()}"
 LEASE_S = 15.0
+SHORT_LEASE_S = 8.0
+RAY_S = 120.0
+"""Longest wait for Ray on a busy machine. It stands within 20 s on a free one."""
 DELAY_S = 0.5
 
 # Calls travel by value, because this module is not on the nodes.
@@ -150,18 +154,62 @@ class TestOpenPool:
         assert took_s < DELAY_S
 
 
-def test_a_head_that_is_killed_fails_its_calls_and_leaves_nothing(place: Callable[[int], Place]) -> None:
-    here = place(2)
-    with hosted_pool(here.ssh(LEASE_S), image=here.image, nodes=2, logs=False) as pool:
-        future = sky.compute(time.sleep)(600) > pool
-        until(future.running)
-        mine = max(pids(here.hosts[0], "head"), key=lambda process: process.pid)
-        os.kill(mine.outside_pid, signal.SIGKILL)
-        with pytest.raises(NodeLost, match="head of the pool"):
-            future.result(60)
-        with pytest.raises(NodeLost, match="head of the pool"):
-            where() >> pool
-    nothing_runs_on(here.hosts)
+@pytest.mark.slow
+def test_another_head_goes_on_when_one_is_killed_and_when_its_host_loses_its_power(
+    bed: Bed, hosts: Callable[[int], list[Host]], ray_index: PackageIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skyward.providers.ssh._CONNECT_S", 2.0)  # no option: only tests wait for nobody
+    here, path = Place(bed=bed, index=ray_index, hosts=hosts(3)), "/root/ran"
+    events: list[sky.events.Event] = []
+
+    def note(number: int) -> int:
+        with open(path, "a", encoding="ascii") as file:
+            file.write(f"{number}\n")
+        time.sleep(0.01)
+        return number
+
+    def late() -> str:
+        time.sleep(5.0)
+        return os.uname().nodename
+
+    def ran(*hosts: Host) -> list[str]:
+        return [line for host in hosts for line in host.run("cat", path).stdout.split()]
+
+    first, second, spare = here.hosts
+
+    def raised() -> int:
+        return sum(isinstance(event, sky.events.EngineUp) for event in events)
+
+    options: dict[str, Any] = {"image": here.image, "nodes": 2, "concurrency": 2, "logs": False}
+    with sky.ComputePool(here.ssh(SHORT_LEASE_S), engine="ray", on_event=events.append, **options) as pool:
+        agents = pool.agent_pids()
+        values = []
+        for value in pool.imap(note, range(400)):
+            values.append(value)
+            if len(values) == 50:
+                mine = max(pids(first, "head"), key=lambda process: process.pid)
+                os.kill(mine.outside_pid, signal.SIGKILL)
+        assert values == list(range(400))
+        assert sorted(map(int, ran(first, second))) == values, "each ran once"
+        assert pool.agent_pids() == agents
+
+        until(raised, within_s=RAY_S)
+        kept = sky.compute(late)() > pool.node(1)
+        doubtful = sky.compute(time.sleep)(600) > pool.node(0)
+        until(lambda: kept.running() and doubtful.running())
+        more = pool.imap(sky.compute(note).with_options(retries=5), range(1000, 1400))
+        got = [next(more) for _ in range(50)]
+        first.power_loss()
+        got.extend(more)
+        assert got == list(range(1000, 1400))
+        with pytest.raises(NodeLost, match="may have begun"):
+            doubtful.result(60)
+        assert kept.result(60) == second.name
+        assert where() @ pool == [spare.name, second.name]
+        assert pids(second, "head")
+        until(lambda: raised() == 2, within_s=RAY_S)
+    nothing_runs_on([second, spare])
+    first.start().wait_ssh()
 
 
 PROGRAM = """

@@ -32,7 +32,7 @@ from ..tasks import Loss, Received, Task, TaskFailure, UndecodedFailure, cannot_
 from ..threads import in_words
 from .client_link import ClientLink
 from .kept_calls import CHUNK, CallFacts, CallPosition, KeptCall, KeptCalls, KeptFrame, KeptOrder, facts_of
-from .messages import ActorMessage, CallMessage, GangMessage, unpack_call
+from .messages import ActorMessage, CallMessage, GangMessage, OpenCall, unpack_call
 from .plain import dump_plain, load_plain
 from .references import ClientReferences
 from .requests import Answer
@@ -159,6 +159,32 @@ class _GangFuture(Future[Any]):
             self.client.outcome(self.call_id, "error", error)
 
 
+@dataclass(slots=True)
+class EarlyCall:
+    """Call that came before the head has looked at its nodes, which may have it from an earlier head."""
+
+    body: bytes
+    message: CallMessage
+    packed: PackedCall
+    taken: int = 0
+    """Number of items that the client has taken meanwhile."""
+
+    def kept(self, told: OpenCall) -> tuple[KeptCall, KeptOrder | None]:
+        """Return the call as `taken_up` takes it. `told`: how far it was with the earlier head."""
+        message, head = self.message, TaskHead(*self.message.head)
+        call = KeptCall(
+            number=told.number,
+            name=message.name,
+            form=_form_of(message, head),
+            state="running",
+            count=told.received,
+            taken=told.taken + self.taken,
+            is_in_doubt=told.is_in_doubt,
+            left=None if told.left is None else RetriesLeft(*told.left),
+        )
+        return call, _order_of(self.body, head, self.packed)
+
+
 @dataclass(eq=False, kw_only=True)
 class ClientCalls:
     """Calls of the one client of a head. The handlers of frames are called with the ledger locked."""
@@ -170,6 +196,10 @@ class ClientCalls:
     """Tells the client the node of an actor."""
     kept: KeptCalls | None = None
     """Calls that another client may take; None: the pool ends with this client."""
+    early: dict[int, EarlyCall] | None = None
+    """Calls that wait until the head knows what its nodes have; None: calls begin as they come."""
+    told_of_retry: Callable[[int, tuple[Any, ...]], object] = lambda number, left: None
+    """Tells the client the retries that are left to a call."""
     handlers: dict[int, Callable[[Frame], object]] = field(init=False)
     """Handlers by kind of frame."""
 
@@ -198,6 +228,9 @@ class ClientCalls:
                 self.link.payload(body),
                 unpack_options(message.options),
             )
+            if self.early is not None:
+                self.early[frame.ident] = EarlyCall(frame.body, message, call)
+                return
             self._keep(frame, message, call)
             self.begin(frame.ident, message, call)
         except SkywardError as error:
@@ -261,7 +294,9 @@ class ClientCalls:
     def _cancel(self, number: int) -> None:
         if self.kept is not None:
             self.kept.drop(number)
-        if number in self.engine.ledger.gangs:
+        if self.early is not None:
+            self.early.pop(number, None)
+        elif number in self.engine.ledger.gangs:
             self.engine.cancel_gang(number)
         else:
             self.engine.cancel(number)
@@ -271,6 +306,9 @@ class ClientCalls:
 
     def _take(self, number: int, count: int) -> None:
         """Note that the user has read items of a stream, so that more may come."""
+        if self.early is not None and number in self.early:
+            self.early[number].taken += count
+            return
         if self.kept is not None:
             self.kept.taken(number, count)
         self.engine.streams.grant(number, count)
@@ -278,6 +316,8 @@ class ClientCalls:
     def _on_close(self, frame: Frame) -> None:
         if self.kept is not None:
             self.kept.drop(frame.ident)
+        if self.early is not None:
+            self.early.pop(frame.ident, None)
         self.engine.streams.close(frame.ident)
 
     def _on_item(self, frame: Frame) -> None:
@@ -467,9 +507,11 @@ class ClientCalls:
 
     def retried(self, number: int, left: RetriesLeft) -> None:
         """Note the retries that are left to a call, so that the next head does not begin to count again."""
-        if self.kept is not None:
-            with self.engine.ledger:
-                self.kept.retried(number, left)
+        if self.kept is None:
+            self.told_of_retry(number, tuple(left))
+            return
+        with self.engine.ledger:
+            self.kept.retried(number, left)
 
     def _tell(
         self,

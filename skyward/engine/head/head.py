@@ -14,8 +14,7 @@ import os
 import pickle
 import resource
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -24,16 +23,17 @@ from ...console.words import duration
 from ...core.limits import memory_bytes
 from ...errors import PoolClosed, Unreachable, UsageError
 from ...events import DetachmentWarning, Event, NodeLost, NodeReplaced
+from ...shared.store import Store
 from ...values.machine import LogLine, Machine, Machines
 from ...values.secret import Secret, masking
-from ...wire.channel import CONTROL, RESULTS
-from ...wire.frames import PROTOCOL_VERSION, SETTLED_KINDS, Frame, FrameKind
+from ...wire.channel import BLOBS, CONTROL, RESULTS
+from ...wire.frames import PROTOCOL_VERSION, Frame, FrameKind
 from ...wire.stream import StreamChannel
 from ...wire.task_channel import pieces_of
 from ..dialler import CommandEnds, Connect, DialledEnds
 from ..direct import DirectEngine
 from ..lender import command_to
-from ..link import NodeLink, Readable
+from ..link import Readable
 from ..ray.driving import DriverOrder, RayDriver
 from ..ray.links import RayWays
 from .client_calls import ClientCalls
@@ -44,12 +44,13 @@ from .kept_calls import CallPosition, KeptCall, KeptCalls, KeptOrder
 from .kept_output import KeptOutput
 from .kept_state import store_of
 from .lending import LentLinks
-from .messages import HeadConfig
+from .messages import HeadConfig, OpenCall
 from .plain import dump_plain, load_plain
 from .references import ClientReferences
 from .relays import RelayedChannels, RelayedLines, RelayedMachines
 from .requests import Answer, Requests
-from .taken_up import held_by_nodes, take_up
+from .settling import Settling
+from .taken_up import HeldProgress, held_by_nodes, take_up, take_up_early
 from .turns import ClientTurns
 
 _FIND_S = 30.0
@@ -82,13 +83,14 @@ class Head:
             default_timeout_s=config.default_timeout_s,
             direct_transfers=config.direct_transfers,
             channels=RelayedChannels,
-            make_store=None if self._kept is None else partial(store_of, self._kept),
+            make_store=self._make_store,
             numbers=itertools.count(self.turns.first_number - 1, 2),
         )
         self._ledger = engine.ledger
-        self._references = ClientReferences(engine.builder.next_id, was_killed=self.was_killed)
+        is_other = self.was_killed or bool(config.heads_before)
+        self._references = ClientReferences(engine.builder.next_id, was_killed=is_other)
         self._lent = LentLinks(engine.builder.next_id, partial(self._tell, priority=RESULTS))
-        engine.nodes.opener.hello = {"settles": True} if self.turns.is_detached else {}
+        engine.nodes.opener.hello = {"settles": True}
         engine.nodes.on_up.append(self._on_up)
         engine.transfers.brings = True
         engine.actors.find = self._find_actor
@@ -102,6 +104,11 @@ class Head:
             self._tell, self._later_on, verbs=self._verbs(), slow=self._slow_verbs(), later=self._later()
         )
         self._machines: Machines = RelayedMachines(self._requests)
+        is_journaled = self._kept is not None
+        self._settling = Settling(
+            self._ledger, None if is_journaled else lambda: self._requests.begin("came", priority=BLOBS)
+        )
+        self.settle = self._settling.settle
         if self.turns.is_detached:
             engine.link_repair.may_ask = self._may_replace
         self._ways = RayWays(
@@ -210,6 +217,16 @@ class Head:
             references=self._references,
             actor_moved=partial(self._requests.tell, "actor_moved"),
             kept=self._kept,
+            early={} if self._config.heads_before else None,
+            told_of_retry=partial(self._requests.tell, "retried"),
+        )
+
+    def _make_store(self) -> Store:
+        if self._kept is not None:
+            return store_of(self._kept)
+        return Store(
+            lost=frozenset(self._config.lost_things),
+            noted=lambda thing, is_there: self._requests.tell("thing", *thing, is_there),
         )
 
     def _restore(self) -> bool:
@@ -248,26 +265,43 @@ class Head:
             self.engine.use_again(machines, there)
             held = held_by_nodes(self._ledger)
             take_up(self._calls, self._unfinished, held, frozenset(m.node for m in wanted) - there)
-            for number, progress in (held or {}).items():  # it was cancelled, cannot go on, or another task called it
-                grace = int(self._config.cancel_grace_s * 10)
-                self._ledger.tell(progress.node, FrameKind.CANCEL, number, lane=grace)
+            self._cancel_rest(held)
         self._unfinished = []
         self.engine.link_repair.source = self._machines
 
-    def _settle(self, link: NodeLink, frames: Sequence[Frame]) -> None:
-        """Tell an agent how many frames of its tasks are in the journal, or of no use to any head."""
-        counts = Counter(frame.ident for frame in frames if frame.kind in SETTLED_KINDS)
-        with self._ledger:
-            for task, count in counts.items():
-                link.send(FrameKind.SETTLED, task, count.to_bytes(4, "little"))
-            self._ledger.dirty.add(link)
+    def _cancel_rest(self, held: dict[int, HeldProgress] | None) -> None:
+        """Cancel what nodes have and nobody goes on with: it was cancelled, cannot go on, or another task called it."""
+        grace = int(self._config.cancel_grace_s * 10)
+        for number, progress in (held or {}).items():
+            self._ledger.tell(progress.node, FrameKind.CANCEL, number, lane=grace)
+
+    def _go_on_after(self, machines: list[Machine], told: list[tuple[Any, ...]], lost: list[int]) -> None:
+        """Go on with the calls of an earlier head, which the client has sent again.
+
+        Args:
+            machines: Machines of the pool.
+            told: Fields of the `OpenCall` of each of these calls.
+            lost: Nodes that are gone with the earlier head.
+
+        Raises:
+            Unreachable: No node answers.
+        """
+        there = self.engine.nodes.open_again([machine for machine in machines if machine.node not in lost])
+        if not there:
+            raise Unreachable("head of the pool: reaches no node; open the pool again")
+        self.engine.link_repair.source = self._machines
+        with self._ledger:  # so that no frame of a node is handled before its task is known
+            self.engine.use_again(machines, there)
+            held = held_by_nodes(self._ledger)
+            gone = frozenset(machine.node for machine in machines) - there
+            take_up_early(self._of_client(), [OpenCall(*fields) for fields in told], held, gone)
+            self._cancel_rest(held)
 
     def _on_up(self, node: int) -> None:
+        link = self._ledger.links[node]
+        link.settle = partial(self._settling.handled, link)
         if self._ledger.machines[node].folder == self._config.node_folder:
             self.engine.transfers.beside = node
-        if self.turns.is_detached:
-            link = self._ledger.links[node]
-            link.settle = partial(self._settle, link)
         self._tell_facts()
 
     def _register(self) -> None:
@@ -505,6 +539,7 @@ class Head:
         engine = self.engine
         return {
             "use": self._use,
+            "go_on_after": self._go_on_after,
             "ray_stands": self._drive,
             "ask": engine.questions.ask,
             "cancel_all": engine.cancel_all,

@@ -118,12 +118,16 @@ class KeptCall:
     """Digest of its function; empty: it cannot begin again."""
     at: int = -1
     """Place of its record in the journal."""
+    is_in_doubt: bool = False
+    """Whether a node that is gone may have run it."""
     is_torn: bool = False
     """Whether the journal lacks one of its frames, and so gets no later ones."""
     count: int = 0
     """Number of its frames so far."""
     count_at: int = -1
     """Place of the record of that number, which a stream has once its first items are gone."""
+    taken: int | None = None
+    """Number of its frames that were taken; None: those before the ones that are kept."""
     left: RetriesLeft | None = None
     """Retries that are left; None: it has spent none."""
     left_at: int = -1
@@ -136,6 +140,8 @@ class KeptCall:
     @property
     def first(self) -> int:
         """Number of its frames that were taken."""
+        if self.taken is not None:
+            return self.taken
         return next((frame.index for frame in self.frames if frame.index >= 0), self.count)
 
 

@@ -1,6 +1,7 @@
-"""Shared state of a detached pool. The journal has only its names, so that the next head knows what was lost.
+"""Shared state of a pool with a head. Only its names outlive the head, so that the next one knows what was lost.
 
-A name is there while it stands for anything that a new one does not: a value, a lease, somebody who waits.
+A name is there while it stands for anything that a new one does not: a value, a lease, somebody who waits. The names
+of a detached pool are in the journal, and those of any other its client has.
 """
 
 from __future__ import annotations

@@ -89,6 +89,7 @@ def _run(config: HeadConfig, listener: socket.socket, path: str, lease: Lease | 
             renewed_at = turns.contact_at
             lease.renew()
         head.tell_kept_output()
+        head.settle()
         head.warn_of_end()
     if turns.is_detached:
         write_last_words(config.folder, turns.last_words)

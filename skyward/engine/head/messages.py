@@ -22,10 +22,10 @@ class HeadConfig:
     """Configuration of a head. It ends after `lease_s` seconds without its client and keeper."""
 
     pool: str
-    folder: str
-    """Private folder, which the head makes and removes."""
     cancel_grace_s: float
-    lease_s: float
+    folder: str = ""
+    """Private folder, which the head makes and removes."""
+    lease_s: float = 0.0
     secrets: tuple[str, ...] = field(default=(), repr=False)
     """Values that lines of output must not show."""
     initializer: bytes | None = None
@@ -42,6 +42,10 @@ class HeadConfig:
     """Seconds before the end of a detached pool at which it warns."""
     attach_key: str = field(default="", repr=False)
     """Secret by which another client of a detached pool proves that it may attach."""
+    heads_before: int = 0
+    """Number of the pool's heads that are gone. The client sends their open calls again; see `taken_up`."""
+    lost_things: tuple[tuple[str, str], ...] = ()
+    """Kinds and names of the shared state that they had."""
     lease_file: str = ""
     """File on a rented machine: text in it powers the machine off. Empty: the machine goes on after the pool."""
 
@@ -75,6 +79,22 @@ class GangMessage(NamedTuple):
     launch_bytes: bytes
     some_of: tuple[int, ...] | None
     ranks_per_node: int
+
+
+class OpenCall(NamedTuple):
+    """Call that a head had which is gone, as the client tells the next one."""
+
+    number: int
+    received: int
+    """Number of its items, or parts, that the client has."""
+    taken: int
+    """Number of items that its user has read."""
+    is_begun: bool
+    """Whether the client knows that it was sent to a node."""
+    is_in_doubt: bool
+    """Whether a node that is gone may have run it."""
+    left: tuple[Any, ...] | None
+    """Fields of the `RetriesLeft`; None: it has spent none."""
 
 
 class ActorMessage(NamedTuple):

@@ -7,6 +7,7 @@ import os
 import select
 import subprocess
 import sys
+from dataclasses import replace
 from typing import IO, Protocol
 
 from ...core.ownership import runtime_folder
@@ -25,6 +26,8 @@ _FOLDER = "skyward"
 _ANSWER_S = 60.0
 """Longest wait in seconds for the process to say where it listens."""
 _END_S = 5.0
+_LEASE_S = 30.0
+"""Seconds that a head on this machine goes on without its client."""
 
 
 class HeadPlace(Protocol):
@@ -51,6 +54,19 @@ def folder_for(pool: str, machine: Machine) -> str:
     """Return a folder for a head beside a node, on its machine or this one. It does not exist yet."""
     base = os.path.dirname(machine.folder) if machine.login is not None else runtime_folder(_FOLDER)
     return os.path.join(base, f"{pool}-head-{os.urandom(3).hex()}")
+
+
+def head_on(machine: Machine, config: HeadConfig) -> tuple[HeadConfig, HeadPlace]:
+    """Return configuration and place of a head beside a node; on this machine, if the node has no login."""
+    is_here = machine.login is None
+    config = replace(
+        config,
+        folder=folder_for(config.pool, machine),
+        lease_s=_LEASE_S if is_here else machine.lease_s,
+        starter=os.getpid() if is_here else 0,
+        node_folder="" if is_here else machine.folder,
+    )
+    return config, LocalHead() if is_here else NodeHead(machine)
 
 
 def _answer(output: IO[bytes]) -> str:

@@ -1,7 +1,11 @@
-"""Open calls of a killed head, as the next one goes on with them; `node.agent.held` has the rules.
+"""Open calls of a head that is gone, as the next one goes on with them; `node.agent.held` has the rules.
 
-A running call goes on. A call that no node has begins: an outcome would be in the journal. The ranks of a gang died
-with their head, so it begins only if it has retries. All others fail.
+A running call goes on. A call that no node has begins: its outcome would be in the journal, or its client would have
+it. The ranks of a gang died with their head, so it begins only if it has retries. If a node is gone too, any call may
+have run there that no other node has. Such a call begins only if it has retries. All others fail.
+
+The next head of a detached pool has the calls from the journal. That of any other pool gets them from its client, whose
+books are as good: agents hold what they have sent until the client has it (`settling`).
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from ..retries import RetriesLeft
 from ..tasks import Loss
 from .client_calls import ClientCalls
 from .kept_calls import CHUNK, KeptCall, KeptOrder
-from .messages import CallMessage, unpack_call
+from .messages import CallMessage, OpenCall, unpack_call
 
 
 class HeldProgress(NamedTuple):
@@ -41,6 +45,32 @@ def held_by_nodes(ledger: Ledger) -> dict[int, HeldProgress] | None:
         for number, (first, credit, devices) in (tasks or {}).items():
             held[int(number)] = HeldProgress(node, first, credit, None if devices is None else tuple(devices))
     return None if None in told.values() else held
+
+
+def take_up_early(
+    client: ClientCalls,
+    told: Iterable[OpenCall],
+    held: dict[int, HeldProgress] | None,
+    lost: frozenset[int],
+) -> None:
+    """Go on with the calls that the client has sent again, and begin those that it has sent since.
+
+    Needs the ledger's lock.
+
+    Args:
+        client: Calls of the client.
+        told: How far the former ones were.
+        held: Tasks that the nodes have; None: nobody knows. Tasks that go on are taken out.
+        lost: Nodes that may have had tasks, and are gone.
+    """
+    early, client.early = client.early or {}, None
+    open_calls = [call for call in told if call.number in early]
+    running = [call.number for call in open_calls if not call.is_begun and call.number in (held or {})]
+    take_up(client, [early.pop(call.number).kept(call) for call in open_calls], held, lost)
+    for number in running:
+        client.sent(number)
+    for number, call in early.items():
+        _begin_again(client, number, call.message, call.packed)
 
 
 def take_up(
@@ -67,24 +97,24 @@ def take_up(
             options, message = call.left.options_of(options), message._replace(after_s=call.left.pause_s)
         packed = PackedCall(message.name, order.function, Encoded(body, order.blobs), options)
         progress = None if held is None else held.pop(call.number, None)
-        may_have_run = message.gang is not None or held is None
+        may_have_run = message.gang is not None or held is None or call.is_in_doubt or call.count > 0
         may_have_run |= bool(lost) and (message.nodes is None or bool(lost & set(message.nodes)))
         if progress is not None:
             _go_on_with(client, call, message, packed, progress)
         elif call.state == "waiting" or not may_have_run:
-            _begin_again(client, call, message, packed)
+            _begin_again(client, call.number, message, packed)
         elif (left := _with_a_retry_less(message, options)) is not None:
             client.retried(call.number, left)
-            _begin_again(client, call, message, packed._replace(options=left.options_of(options)))
+            _begin_again(client, call.number, message, packed._replace(options=left.options_of(options)))
         else:
             _fail(client, call)
 
 
-def _begin_again(client: ClientCalls, call: KeptCall, message: CallMessage, packed: PackedCall) -> None:
+def _begin_again(client: ClientCalls, number: int, message: CallMessage, packed: PackedCall) -> None:
     try:
-        client.begin(call.number, message, packed)
+        client.begin(number, message, packed)
     except SkywardError as error:
-        client.outcome(call.number, "error", error)
+        client.outcome(number, "error", error)
 
 
 def _go_on_with(
@@ -118,7 +148,7 @@ def _with_a_retry_less(message: CallMessage, options: CallOptions) -> RetriesLef
 
 def _lost_with_head(name: str) -> NodeLost:
     return NodeLost(
-        f"{name!r}: the head of the pool was killed while the call was on a node, so its value is lost; send it again, "
-        "or set retries=1 or more if it may run again",
+        f"{name!r}: the head of the pool is gone, and the call may have begun, so its value is lost; send it again, or "
+        "set retries=1 or more if it may run again",
         node=0,
     )

@@ -29,7 +29,7 @@ class ClientTurns:
         self.client: ClientLink | None = None
         self.who: dict[str, Any] = {}
         """The present client, in the words of its greeting, with the time at which it came."""
-        self.sessions = 0
+        self.sessions = config.heads_before + 1 if config.heads_before else 0
         self.detached_for_s = config.detached_for_s
         self.is_ending = False
         """Whether a detached pool has warned of its end, which has not been averted."""

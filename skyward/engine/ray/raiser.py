@@ -195,6 +195,19 @@ class RayRaiser:
                 self._ray.ended.set()
             self._changed.notify_all()
 
+    def move(self, head: int) -> None:
+        """Raise another Ray, because the pool has another head. Returns at once.
+
+        Args:
+            head: Node of that head.
+        """
+        with self._changed:
+            self._head, ray = head, self._ray
+            if ray is not None:
+                ray.ended.set()
+        if ray is not None:
+            self._lose(ray, "the head of the pool is gone")
+
     def why_needed(self, limit_s: float) -> str:
         """Return why the head still needs the client's channels, after at most this time; empty: it does not."""
         with self._changed:

@@ -1,0 +1,157 @@
+"""Heads of a pool, one after another: when one is lost for good, its client begins another.
+
+The next one runs on the same machine if only the process has ended, and otherwise beside the lowest node that answers.
+A head that does not answer counts as lost only when its lease must be over, and its node is lost with it.
+
+The head of a detached pool has a watchdog that begins it again. If its machine is lost, the pool ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..errors import SkywardError
+from .dialler import Dialler, Forgotten
+from .head.messages import HeadConfig
+from .head.place import HeadPlace, head_on
+from .head_link import HeadLink
+from .ledger import Ledger
+from .lender import Lender
+from .link_times import LINK_TIMES
+from .next_head import NextHead
+from .threads import report, start_thread
+
+if TYPE_CHECKING:
+    from .ray.raiser import RayRaiser
+
+_log = logging.getLogger(__name__)
+
+_MOST_CHANGES = 16
+_DIAL_S = 20.0
+
+
+class OtherHeads:
+    """The head of a pool, and those after it. Thread-safe.
+
+    Args:
+        config: Configuration of the first head.
+        place: Place of the first head.
+        ledger: Shared state of the client's engine.
+        next_head: Changes to another head.
+        dialler: Returns a dialler for a command that reaches a head.
+        lender: Channels that the head uses.
+        raiser: Raises Ray beside the head; None: there is none.
+    """
+
+    may_change = False
+    """Whether another head may begin. Set once the first one has reached all nodes."""
+
+    def __init__(
+        self,
+        config: HeadConfig,
+        place: HeadPlace,
+        ledger: Ledger,
+        next_head: NextHead,
+        *,
+        dialler: Callable[[tuple[str, ...]], Dialler],
+        lender: Lender,
+        raiser: RayRaiser | None,
+    ) -> None:
+        self._config = config
+        self._place = place
+        self._ledger = ledger
+        self._next_head = next_head
+        self._dialler = dialler
+        self._lender = lender
+        self._raiser = raiser
+        self._node = 0
+        """Node of the head."""
+        self._things: set[tuple[str, str]] = set()
+        """Kinds and names of the shared state that is in use, or is lost."""
+        self._lost_things: frozenset[tuple[str, str]] = frozenset()
+        self._lock = threading.Lock()
+        self._is_stopped = False
+
+    def start(self) -> tuple[str, ...]:
+        """Start the first head, beside node 0, and return the command that reaches it. Raises ProviderError."""
+        return self._place.start(self._config)
+
+    def stop(self) -> None:
+        """End the head, and begin no other. Idempotent."""
+        with self._lock:
+            self._is_stopped, place = True, self._place
+        place.stop()
+
+    def forget_in_child(self) -> None:
+        """Let go of the head in a fork of this process."""
+        self._place.forget_in_child()
+
+    def note_thing(self, thing: tuple[str, str], *, is_there: bool) -> None:
+        """Note that a thing of shared state has come about, or equals a new one."""
+        if is_there:
+            self._things.add(thing)
+        else:
+            self._things.discard(thing)
+
+    def change(self, before: HeadLink, why: str, *, has_ended: bool) -> bool:
+        """Go on with another head. Blocks until it is there. Return False if there is none.
+
+        Args:
+            before: Link to the head that is lost.
+            why: The reason.
+            has_ended: Whether its machine says that it has ended. Otherwise its node is lost too.
+        """
+        if not self.may_change or self._config.heads_before == _MOST_CHANGES:
+            return False
+        self._leave(self._place)
+        self._lost_things |= self._things
+        self._config = replace(
+            self._config, heads_before=self._config.heads_before + 1, lost_things=tuple(sorted(self._lost_things))
+        )
+        lost = frozenset() if has_ended else frozenset((self._node,))
+        for node in self._candidates(lost):
+            if not self._ledger.is_open:
+                return True  # the pool is closed, which ends everything
+            if self._begin_on(node, before, lost):
+                _log.warning("head of the pool: is gone (%s); another one goes on beside node %d", why, node)
+                return True
+        return False
+
+    def _candidates(self, lost: frozenset[int]) -> Iterator[int]:
+        """Return the nodes beside which a head may run: its own one, if that is there, and then all others."""
+        with self._ledger:
+            nodes = sorted(set(self._ledger.machines) - lost)
+        return iter(sorted(nodes, key=lambda node: node != self._node))
+
+    def _begin_on(self, node: int, before: HeadLink, lost: frozenset[int]) -> bool:
+        """Begin a head beside a node. Return False if that fails."""
+        machine = self._ledger.machines.get(node)
+        if machine is None:
+            return False
+        config, place = head_on(machine, self._config)
+        try:
+            dialler = self._dialler(place.start(config))
+            ends, facts = dialler.dial_until(time.monotonic() + _DIAL_S, LINK_TIMES)
+        except (SkywardError, Forgotten) as error:
+            _log.warning("node %d: no head begins there: %s", node, error)
+            self._leave(place)
+            return False
+        with self._lock:
+            self._place, self._node, is_stopped = place, node, self._is_stopped
+        self._lender.end_all()
+        self._next_head.begin(before, dialler, ends, facts, lost)
+        if is_stopped:
+            place.stop()
+        elif self._raiser is not None:
+            self._raiser.move(node)
+        return True
+
+    @staticmethod
+    def _leave(place: HeadPlace) -> None:
+        """End a head in a thread, because its machine may not answer. Its lease ends it then."""
+        start_thread(place.stop, name="skyward-old-head", failed=report)

@@ -1,0 +1,167 @@
+"""Pools whose head is lost for good: another head goes on with their calls."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skyward as sky
+from skyward.errors import NodeLost, StateLost
+from skyward.testing.engine_suite import appear, wait_for
+from tests.engine.test_hosted_faults import heads_of
+from tests.engines import hosted_pool
+from tests.waiting import until
+
+_LIMIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[sky.ComputePool]:
+    with hosted_pool(nodes=2, concurrency=2, logs=False) as pool:
+        yield pool
+
+
+def kill_head(*others: int, with_process: int = 0) -> None:
+    """Kill the head of a pool, once it is there, and perhaps another process first, of which it does not learn.
+
+    Args:
+        others: Heads of other pools.
+        with_process: The other process.
+    """
+    until(lambda: set(heads_of(os.getpid())) - set(others))
+    (head,) = set(heads_of(os.getpid())) - set(others)
+    if with_process:
+        os.kill(head, signal.SIGSTOP)
+        os.kill(with_process, signal.SIGKILL)
+    os.kill(head, signal.SIGKILL)
+
+
+def test_running_calls_go_on_and_waiting_ones_begin_once(pool: sky.ComputePool, tmp_path: Path) -> None:
+    def wait(number: int) -> int:
+        with open(tmp_path / f"began-{number}", "a", encoding="ascii") as file:
+            file.write("x")
+        wait_for(tmp_path / "go")
+        return number
+
+    agents = pool.agent_pids()
+    futures = [sky.compute(wait)(number) > pool for number in range(12)]
+    while len(list(tmp_path.glob("began-*"))) < 4:
+        time.sleep(0.01)
+    kill_head()
+    appear(tmp_path / "go")
+    assert [future.result(_LIMIT_S) for future in futures] == list(range(12))
+    assert [(tmp_path / f"began-{number}").read_text() for number in range(12)] == ["x"] * 12
+    assert pool.agent_pids() == agents
+    assert sky.compute(abs)(-1) @ pool == [1, 1]
+
+
+def test_a_map_with_parts_goes_on_and_runs_nothing_twice(pool: sky.ComputePool, tmp_path: Path) -> None:
+    def note(number: int) -> int:
+        with open(tmp_path / str(number), "a", encoding="ascii") as file:
+            file.write("x")
+        time.sleep(0.002)
+        return number
+
+    taken = []
+    for value in pool.map(note, range(1500)):
+        taken.append(value)
+        if len(taken) in (200, 700):
+            kill_head()
+    assert taken == list(range(1500))
+    assert {(tmp_path / str(number)).read_text() for number in range(1500)} == {"x"}
+
+
+def test_streams_and_large_values_come_whole(pool: sky.ComputePool, tmp_path: Path) -> None:
+    @sky.compute
+    def count() -> Iterator[bytes]:
+        for number in range(40):
+            yield bytes([number]) * 300_000
+
+    def large() -> bytes:
+        appear(tmp_path / "began")
+        wait_for(tmp_path / "go")
+        return b"x" * 3_000_000
+
+    future = sky.compute(large)() > pool
+    wait_for(tmp_path / "began")
+    items = []
+    for item in count() >> pool:
+        items.append(item[0])
+        assert len(item) == 300_000
+        if len(items) == 10:
+            kill_head()
+    appear(tmp_path / "go")
+    assert items == list(range(40))
+    assert len(future.result(_LIMIT_S)) == 3_000_000
+
+
+def test_state_that_only_the_head_had_is_lost_with_an_error(pool: sky.ComputePool, tmp_path: Path) -> None:
+    class Counter:
+        def __init__(self) -> None:
+            self.count = 0
+
+        def more(self) -> int:
+            self.count += 1
+            return self.count
+
+    def use(before: str, go: str) -> str:
+        sky.event(before).set()
+        appear(tmp_path / "used")
+        wait_for(Path(go))
+        try:
+            sky.event(before).set()
+        except StateLost as error:
+            return str(error)
+        return "is there"
+
+    counter: Any = sky.actor(Counter)() >> pool
+    assert (counter.more() >> pool) == 1
+    ref = pool.put(os.urandom(500_000))
+    pool.event("steps").set()
+    running = sky.compute(use)("of a task", str(tmp_path / "go")) > pool
+    wait_for(tmp_path / "used")
+    kill_head()
+    appear(tmp_path / "go")
+    assert "of a task" in running.result(_LIMIT_S)
+    for name in ("steps", "of a task"):
+        with pytest.raises(StateLost, match=name):
+            pool.event(name).set()
+    pool.event("other").set()
+    assert pool.event("other").is_set()
+    with pytest.raises(sky.errors.RefLost):
+        ref.get()
+    with pytest.raises(sky.errors.SkywardError):
+        counter.more() >> pool
+
+
+def test_calls_of_a_node_that_is_lost_with_the_head_are_in_doubt(tmp_path: Path) -> None:
+    def wait(name: str) -> str:
+        with open(tmp_path / name, "a", encoding="ascii") as file:
+            file.write("x")
+        wait_for(tmp_path / "go")
+        return name
+
+    others = heads_of(os.getpid())
+    events: list[sky.events.Event] = []
+    with hosted_pool(nodes=2, concurrency=1, logs=False, on_event=events.append) as pool:
+        safe = sky.compute(wait)("safe") > pool.node(1)
+        lost = sky.compute(wait)("lost") > pool.node(0)
+        again = sky.compute(wait)("again").with_options(retries=1) > pool.node(0)
+        named = sky.compute(wait)("named") > pool.node(1)
+        for name in ("safe", "lost"):
+            wait_for(tmp_path / name)
+        kill_head(*others, with_process=pool.agent_pids()[0])
+        with pytest.raises(NodeLost, match="may have begun"):
+            lost.result(_LIMIT_S)
+        appear(tmp_path / "go")
+        assert [future.result(_LIMIT_S) for future in (safe, again, named)] == ["safe", "again", "named"]
+        assert max(len((tmp_path / name).read_text()) for name in ("safe", "lost", "named")) == 1
+        assert sky.compute(abs)(-1) @ pool == [1, 1]
+    (closed,) = [event for event in events if isinstance(event, sky.events.PoolClosed)]
+    assert (closed.calls, closed.failed) == (6, 1), "no head has counted all of them"
