@@ -10,11 +10,13 @@ nodes need them, and only pieces of small ones go by the links that Ray or the p
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import json
 import os
 from collections.abc import Callable
 from dataclasses import field
+from typing import Any, NamedTuple
 
 from ..core.records import dataclass
 from ..events import Emit, ValueRerouted
@@ -26,6 +28,22 @@ from .link import NodeLink, Readable
 
 _BROUGHT = 1 << 20
 """Least bytes of the program's values that go from node to node. For smaller ones two round trips take longer."""
+
+
+class Keys(NamedTuple):
+    """Certificate and key of a pool's transfers, as PEM: the nodes that send have the key."""
+
+    certificate: str
+    key: str
+
+
+def make_keys() -> Keys | None:
+    """Make keys for the transfers of a pool; None if `cryptography` is not installed here."""
+    try:
+        from .ray.keys import Authority
+    except ImportError:
+        return None
+    return Keys(*Authority().own_pair)
 
 
 @dataclass(eq=False)
@@ -57,7 +75,7 @@ class Transfers:
         """Function that gets a node a blob in another way."""
         self.arrived: Callable[[Blob, NodeLink], object] = lambda blob, link: None
         """Function that is called when a node has got a blob."""
-        self.brings = False
+        self._brings = False
         """Whether the program's values go from node to node too."""
         self.beside: int | None = None
         """Node beside this process, which sends other nodes what nobody else has."""
@@ -65,9 +83,19 @@ class Transfers:
         self._apart: set[tuple[NodeLink, NodeLink]] = set()
         """Nodes that did not reach each other."""
 
+    def serve_program(self, keys: tuple[str, str] | None) -> None:
+        """Let the values of a program elsewhere go from node to node too.
+
+        Args:
+            keys: Keys that it has made; None: it runs here, or has no `cryptography`.
+        """
+        self._brings = True
+        if keys is not None:
+            self._keys = Keys(*keys)
+
     def bring(self, target: NodeLink, blob: Blob) -> bool:
         """Begin to get a node a blob of this process from another node. Return False if this process should send it."""
-        if not self.brings or not self._are_allowed or blob.size < _BROUGHT or target.node == self.beside:
+        if not self._brings or not self._are_allowed or blob.size < _BROUGHT or target.node == self.beside:
             return False
         beside = None if self.beside is None else self._ledger.links.get(self.beside)
         if beside is not None and self._reaches(beside, target):
@@ -78,6 +106,11 @@ class Transfers:
             beside.release_blobs((blob,))  # the OFFER is queued before anything that could drop it
             self._ledger.dirty.add(beside)
         return self.begin(blob, target)
+
+    @functools.cached_property
+    def _keys(self) -> Keys | None:
+        """Keys that encrypt what goes from node to node; None: nothing is encrypted."""
+        return make_keys()
 
     def begin(self, blob: Blob, target: NodeLink) -> bool:
         """Begin to get a blob to a node, unless that is under way. Return False if no node can send it there."""
@@ -94,7 +127,7 @@ class Transfers:
         source = min(sources, key=busy.count)
         number = next(self._ledger.numbers)
         self._open[number] = one = _Transfer(blob, source, target)
-        order = {"digest": blob.digest.hex(), "secret": one.secret}
+        order: dict[str, Any] = {"digest": blob.digest.hex(), "secret": one.secret, "keys": self._keys}
         # Behind the blob, if this process has it: it may still be on its way to the source.
         priority = CONTROL if blob.here() is None else BLOBS
         source.channel.queue(FrameKind.OFFER, number, json.dumps(order).encode(), priority=priority)
@@ -131,6 +164,7 @@ class Transfers:
             "secret": one.secret,
             "digest": one.blob.digest.hex(),
             "size": one.blob.size,
+            "certificate": None if self._keys is None else self._keys.certificate,
         }
         one.is_pulled = True
         one.target.send(FrameKind.PULL, frame.ident, json.dumps(order).encode())

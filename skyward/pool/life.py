@@ -442,6 +442,7 @@ class PoolLife:
         from ..engine.head.messages import HeadConfig
         from ..engine.head.place import head_on
         from ..engine.hosted import HostedEngine
+        from ..engine.transfers import make_keys
 
         detachment = self.detachment
         config = HeadConfig(
@@ -452,6 +453,7 @@ class PoolLife:
             kept=self.sizing.kept,
             default_timeout_s=self._default_timeout_s,
             direct_transfers=self.spec.direct_transfers,
+            transfer_keys=make_keys() if self.spec.direct_transfers and machine.login is not None else None,
             detached_for_s=0.0 if detachment is None else detachment.for_s,
             warning_s=0.0 if detachment is None else detachment.warning_s,
             attach_key="" if detachment is None else detachment.key,

@@ -92,7 +92,7 @@ class Head:
         self._lent = LentLinks(engine.builder.next_id, partial(self._tell, priority=RESULTS))
         engine.nodes.opener.hello = {"settles": True}
         engine.nodes.on_up.append(self._on_up)
-        engine.transfers.brings = True
+        engine.transfers.serve_program(config.transfer_keys)
         engine.actors.find = self._find_actor
         engine.nested_calls.finds_apart = True
         self._relay = engine.channels

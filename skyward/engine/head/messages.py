@@ -32,6 +32,8 @@ class HeadConfig:
     kept: frozenset[int] = frozenset()
     default_timeout_s: float | None = None
     direct_transfers: bool = True
+    transfer_keys: tuple[str, str] | None = field(default=None, repr=False)
+    """Certificate and key that encrypt what goes from node to node; see `engine.transfers`."""
     starter: int = 0
     """Process on this machine that holds the head's standard input for its life; 0: none, a watchdog has the lease."""
     node_folder: str = ""

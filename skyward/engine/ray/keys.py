@@ -25,7 +25,7 @@ class KeyPair(NamedTuple):
 
 
 class Authority:
-    """Certificate authority of one Ray. Its key is never written down."""
+    """Certificate authority of one Ray, or of the transfers of one pool. Its key is never written down."""
 
     def __init__(self) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
@@ -38,6 +38,11 @@ class Authority:
         """The authority's own certificate, as PEM."""
         return _pem(self._certificate)
 
+    @property
+    def own_pair(self) -> KeyPair:
+        """The authority's certificate with its key, for those who trust only holders of that key."""
+        return KeyPair(self.certificate, _key_pem(self._key))
+
     def pair_for(self, address: str) -> KeyPair:
         """Make the pair of the node with an IP address."""
         key = ec.generate_private_key(ec.SECP256R1())
@@ -45,7 +50,7 @@ class Authority:
         names = [*map(x509.IPAddress, addresses), x509.DNSName("localhost")]
         subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, address)])
         certificate = self._signed(subject, key, x509.SubjectAlternativeName(names), critical=False)
-        return KeyPair(_pem(certificate), key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode())
+        return KeyPair(_pem(certificate), _key_pem(key))
 
     def _signed(
         self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, extension: x509.ExtensionType, *, critical: bool
@@ -61,6 +66,10 @@ class Authority:
             .add_extension(extension, critical=critical)
         )
         return builder.sign(self._key, hashes.SHA256())
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> str:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
 
 
 def _pem(certificate: x509.Certificate) -> str:

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from skyward.engine.transfers import Keys, make_keys
 from skyward.node.agent.loop import EventLoop
-from skyward.node.agent.transfers import PROOF_SIZE, BlobExchange, is_internal, proof_of
+from skyward.node.agent.transfers import PROOF_SIZE, BlobExchange, is_internal, proof_of, receiver_context
 from skyward.wire.blobs import Blob
 from skyward.wire.frames import Frame, FrameKind
 
 CONTENT = os.urandom(1 << 20)
 SECRET = bytes(range(32))
+
+
+def some_keys() -> Keys:
+    keys = make_keys()
+    assert keys is not None
+    return keys
+
+
+KEYS, OTHER_KEYS = some_keys(), some_keys()
 
 
 class Node:
@@ -112,6 +125,56 @@ def test_a_peer_without_the_secret_gets_nothing_and_is_in_nobodys_way(node: Node
     silent.close()
     port, _ = node.order(FrameKind.OFFER)
     assert node.pull(port, secret=bytes(32).hex()) == (1, b"the other node hung up")
+
+
+def test_with_keys_all_of_it_is_encrypted(node: Node) -> None:
+    for _ in range(3):
+        port, _ = node.order(FrameKind.OFFER, keys=KEYS)
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            seen: list[bytes] = []
+            thread = threading.Thread(target=pass_on, args=(server, port, seen))
+            thread.start()
+            assert node.pull(server.getsockname()[1], certificate=KEYS.certificate) == (0, b"")
+            thread.join(60)
+        assert bytes(node.added.pop().map()) == CONTENT
+        passed = b"".join(seen)
+        assert len(passed) > len(CONTENT)
+        assert proof_of(SECRET) not in passed
+        assert not any(CONTENT[at : at + 64] in passed for at in range(0, len(CONTENT), 1000))
+
+
+def pass_on(server: socket.socket, port: int, seen: list[bytes]) -> None:
+    """Be the line between two nodes, for one connection, and note what passes."""
+    peer, _ = server.accept()
+    with peer, socket.create_connection(("127.0.0.1", port)) as sender:
+        poll = {peer: sender, sender: peer}
+        while True:
+            for sock in select.select(list(poll), [], [], 60)[0]:
+                data = sock.recv(5000)
+                seen.append(data)
+                if not data:
+                    return
+                poll[sock].sendall(data)
+
+
+@pytest.mark.parametrize("keys", [OTHER_KEYS, None], ids=["other keys", "no keys"])
+def test_bytes_of_a_node_without_the_key_are_refused(node: Node, keys: Any) -> None:
+    port, _ = node.order(FrameKind.OFFER, keys=keys)
+    lane, why = node.pull(port, certificate=KEYS.certificate)
+    assert (lane, bool(why)) == (1, True)
+    assert not node.added
+
+
+def test_with_keys_a_peer_without_the_secret_gets_nothing(node: Node) -> None:
+    port, _ = node.order(FrameKind.OFFER, keys=KEYS)
+    with contextlib.suppress(ConnectionResetError):
+        assert connect(port, bytes(PROOF_SIZE)) == b""  # it speaks no TLS
+    sock = socket.create_connection(("127.0.0.1", port), timeout=60)
+    with receiver_context(KEYS.certificate).wrap_socket(sock) as peer:
+        peer.sendall(bytes(PROOF_SIZE))
+        with contextlib.suppress(ssl.SSLError, ConnectionError):
+            assert peer.recv(1) == b""
+    assert node.pull(port, certificate=KEYS.certificate) == (0, b"")
 
 
 @pytest.mark.parametrize("has_mac", [True, False])
