@@ -196,7 +196,6 @@ def check_detached(
     spec: PoolSpec,
     is_fixed: bool,
     rests: bool,
-    is_on_ray: bool,
 ) -> None:
     """Raise UsageError unless a pool of these options can be detached."""
     if for_s is None:
@@ -216,8 +215,6 @@ def check_detached(
         raise refuse("a detached pool of rented machines has one node so far; set nodes=1, or omit it")
     if not is_fixed:
         raise refuse("a detached pool has a fixed number of nodes so far; set nodes=4, for example, or omit it")
-    if spec.most_nodes > 1 and not is_on_ray:
-        raise refuse('a detached pool of several nodes is on Ray; set engine="ray" or nodes=1, or omit it')
     if rests:
         raise refuse("a detached pool cannot rest; omit idle_timeout_s")
     if spec.image.container:

@@ -25,40 +25,45 @@ class Way(enum.Enum):
     """As RAY_OR_LENT, but the pool ends if Ray does not come up."""
 
 
-def way_of(engine: EngineName) -> Way:
-    """Return what an engine that was checked stands for.
-
-    "auto" is direct so far: a direct pool replaces a lost first node, which ends a pool with a head.
-    """
-    return Way.RAY if engine == "ray" else Way.DIRECT
-
-
-def check_engine(
+def choose_way(
     engine: EngineName, *, provider: Provider, spec: PoolSpec, is_fixed: bool, rests: bool, is_detached: bool
-) -> None:
-    """Raise UsageError unless a pool of these options can have the engine."""
+) -> Way:
+    """Return what an engine stands for in a pool of these options. Raises UsageError: it cannot have that engine.
+
+    "auto" is direct so far, except for a detached pool of several nodes, to which nobody lends channels.
+    """
 
     def refuse(problem: str) -> UsageError:
         return UsageError(f"engine={engine!r}: {problem}", field="engine", value=engine)
 
-    if engine == "direct" and is_detached:
-        raise refuse("a detached pool has its scheduler on its node; omit engine, or detached_for_s")
-    if engine != "ray":
-        return
+    if engine == "direct":
+        if is_detached:
+            raise refuse("a detached pool has its scheduler on its node; omit engine, or detached_for_s")
+        return Way.DIRECT
+    problem = _why_without_ray(provider, spec, is_fixed=is_fixed, rests=rests)
+    if engine == "ray":
+        if problem:
+            raise refuse(problem)
+        return Way.RAY
+    return Way.RAY if is_detached and not problem else Way.DIRECT
+
+
+def _why_without_ray(provider: Provider, spec: PoolSpec, *, is_fixed: bool, rests: bool) -> str:
+    """Return why a pool cannot have Ray, and what to do; empty: it can."""
     if as_detachable(provider) is None or provider.is_rented:  # only there was Ray tried
-        raise refuse(f"not supported with {provider.name}, so far only with sky.SSH(hosts=[...]); use that, or omit it")
+        return f"not supported with {provider.name}, so far only with sky.SSH(hosts=[...]); use that, or omit it"
     if not is_fixed:
-        raise refuse("needs a fixed number of nodes so far; set nodes=4, for example, or omit engine")
+        return "needs a fixed number of nodes so far; set nodes=4, for example, or omit engine"
     if spec.nodes == 1:
-        raise refuse("joins several nodes, and this pool has one; set nodes=2 or more, or omit engine")
+        return "joins several nodes, and this pool has one; set nodes=2 or more, or omit engine"
     if rests:
-        raise refuse("a pool on Ray cannot rest so far; omit idle_timeout_s, or engine")
+        return "a pool on Ray cannot rest so far; omit idle_timeout_s, or engine"
     if spec.image.container:
-        raise refuse("not supported with Image.container so far; use pip= in the image instead, or omit engine")
+        return "not supported with Image.container so far; use pip= in the image instead, or omit engine"
+    return ""
 
 
-def did_not_come_up(reason: str) -> ProviderError:
+def did_not_come_up(reason: str, *, is_detached: bool = False) -> ProviderError:
     """Return the error of a pool that needs Ray and does not get it."""
-    return ProviderError(
-        f"engine='ray': Ray did not come up; set engine=\"auto\" to do without it, or remove the cause: {reason}"
-    )
+    advice = "omit detached_for_s" if is_detached else 'set engine="auto"'
+    return ProviderError(f"engine='ray': Ray did not come up; {advice} to do without it, or remove the cause: {reason}")

@@ -423,10 +423,10 @@ class PoolLife:
     def _make_raiser(self) -> RayRaiser:
         from ..engine.ray.raiser import RayRaiser
 
-        end_early = weakref.WeakMethod(self._end_early)
+        end_early, is_detached = weakref.WeakMethod(self._end_early), self.detachment is not None
 
         def failed(reason: str) -> None:
-            _call_if_alive(end_early(), did_not_come_up(reason))
+            _call_if_alive(end_early(), did_not_come_up(reason, is_detached=is_detached))
 
         needs_ray = self.way is Way.RAY and self._known is None  # a pool that another client left goes on without
         return RayRaiser(
@@ -434,7 +434,7 @@ class PoolLife:
             emit=self.announcer.emit,
             failed=failed if needs_ray else None,
             on_up=_nothing if self.detachment is None else self.detachment.go_alone,
-            is_patient=self.detachment is not None,
+            is_patient=is_detached,
         )
 
     def _make_hosted(self, initializer: bytes | None, machine: Machine) -> Engine:

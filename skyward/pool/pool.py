@@ -35,7 +35,7 @@ from .attach_file import adopt
 from .cost import Forecast, forecast
 from .detached_access import DetachedAccess
 from .detaching import Detachment, attachable, check_detached, provider_of
-from .engines import EngineName, check_engine, way_of
+from .engines import EngineName, choose_way
 from .life import PoolLife
 from .node_access import NodeAccess
 from .options import ALIASES, PoolAliases, check_nodes, check_options, check_roles, check_scale, is_pool_name
@@ -122,13 +122,13 @@ class ComputePool(PoolTarget, NodeAccess, DetachedAccess, SharedNames):
             one process need different names. In a notebook, a new pool closes the one with the same name or variable.
         detached_for_s: Seconds > 0 that the pool goes on without a client, from the moment when the client dies or
             calls `detach()`. Another program gets it by `ComputePool.attach(name)`. Leaving the block still closes the
-            pool. Needs a `name`, and nodes of `sky.SSH` or one machine of `sky.AWS`; several nodes need engine="ray",
-            and go on alone once Ray carries the calls to all of them. A lost node is not replaced. None: the pool ends
+            pool. Needs a `name`, and nodes of `sky.SSH` or one machine of `sky.AWS`; several nodes go on
+            alone once Ray carries the calls to all of them. A lost node is not replaced. None: the pool ends
             with this program.
         engine: Carrier of the calls. "direct": this program schedules, and is connected to each node. "ray": the first
             node schedules, and Ray joins the nodes, so calls and values of tasks go straight between them. It needs
             `sky.SSH`, and a fixed number of nodes that is at least 2. If Ray does not come up, the pool ends with a
-            ProviderError. If the first node is lost, the pool ends. "auto": "direct" so far.
+            ProviderError. "auto": "ray" for a detached pool of several nodes, else "direct" so far.
         aliases: Aliases of options, listed above.
 
     Raises:
@@ -215,9 +215,8 @@ class ComputePool(PoolTarget, NodeAccess, DetachedAccess, SharedNames):
             spec=spec,
             is_fixed=size.is_fixed,
             rests=idle_timeout_s is not None,
-            is_on_ray=engine == "ray",
         )
-        check_engine(
+        way = choose_way(
             engine,
             provider=self.provider,
             spec=spec,
@@ -240,7 +239,7 @@ class ComputePool(PoolTarget, NodeAccess, DetachedAccess, SharedNames):
             console=console,
             on_event=on_event,
         )
-        self._life.way = way_of(engine)
+        self._life.way = way
         if detached_for_s is not None:
             self._life.detachment = Detachment(for_s=detached_for_s, key=os.urandom(16).hex())
         self._sender = PoolSender(

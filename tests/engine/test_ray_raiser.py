@@ -137,6 +137,14 @@ def test_a_node_that_is_away_does_not_count_as_one_that_cannot_have_ray() -> Non
         assert (reasons, events) == ([], [])
 
 
+def test_a_pool_that_is_closed_before_the_time_of_ray_starts_none() -> None:
+    login = Login(has_room=True)
+    raiser = RayRaiser(sky.Image(), emit=lambda _: None, after_s=600.0)
+    raiser.begin({0: machine(0, login=login)}, 0, lambda *_, **__: None)
+    raiser.close()
+    assert (raiser.is_up, login.asked, login.starts) == (False, 0, [])
+
+
 def test_a_pool_that_had_ray_goes_on_if_one_node_cannot_have_it_again(caplog: pytest.LogCaptureFixture) -> None:
     with raised() as (raiser, reasons, events):
         raiser.verbs["ray_carries"]([1], [])

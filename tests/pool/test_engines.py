@@ -11,7 +11,7 @@ import skyward as sky
 from skyward import events
 from skyward.console.plain import PlainLines
 from skyward.errors import PoolClosed, UsageError
-from skyward.pool.engines import Way, did_not_come_up, way_of
+from skyward.pool.engines import Way, did_not_come_up
 
 SSH = sky.SSH(hosts=["gpu1", "gpu2"])
 RAY: dict[str, Any] = {"provider": SSH, "nodes": 2, "engine": "ray"}
@@ -53,8 +53,22 @@ def test_a_file_may_name_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         sky.ComputePool.named("lab")
 
 
+def way_of(**options: Any) -> Way:
+    pool = sky.ComputePool(**{"provider": SSH, "nodes": 2, **options})
+    return pool._life.way  # no public name tells before the start
+
+
 def test_auto_is_direct_so_far() -> None:
-    assert way_of("auto") is way_of("direct") is Way.DIRECT
+    assert way_of() is way_of(engine="auto") is way_of(engine="direct") is Way.DIRECT
+    assert way_of(engine="ray") is Way.RAY
+
+
+def test_a_detached_pool_of_several_nodes_is_on_ray() -> None:
+    assert way_of(name="a", detached_for_s=60) is Way.RAY
+    assert way_of(name="a", detached_for_s=60, nodes=1) is Way.DIRECT
+
+
+def test_a_direct_pool_says_so_while_it_is_open() -> None:
     pool = sky.ComputePool(sky.Local(), nodes=2, engine="auto", logs=False)
     with pool:
         assert pool.engine == "direct"
@@ -65,6 +79,7 @@ def test_auto_is_direct_so_far() -> None:
 def test_the_error_without_ray_names_another_engine_and_the_reason() -> None:
     text = "engine='ray': Ray did not come up; set engine=\"auto\" to do without it, or remove the cause: no such port"
     assert str(did_not_come_up("no such port")) == text
+    assert "omit detached_for_s to do without it" in str(did_not_come_up("no such port", is_detached=True))
 
 
 def test_an_engine_that_comes_or_goes_is_one_line() -> None:
