@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -250,6 +251,43 @@ def test_the_ranks_of_a_process_group_are_one_worker(pool: sky.ComputePool) -> N
     assert all(state == rows[0][2] for _, _, state, _ in rows)
     once = [index for _, _, _, read in rows for index in read]
     assert len(set(once)) == len(once)
+
+
+def fit_paced() -> tuple[int, list[float]]:
+    """Train on equal batches beside a worker that claims to be far faster, until the server's advice is followed."""
+    from skyward.training import DiLoCoCallback, TrainerState
+    from skyward.training.diloco.client import DiLoCoClient
+
+    joining = DiLoCoCallback()
+    assert joining.server_addr is not None
+    rank = torch.distributed.get_rank()
+    if rank == 0:
+        client, fast = DiLoCoClient(joining.server_addr), {"worker": "fast", "session": "session of fast"}
+        client.ask("/join", fast)
+        client.ask("/heartbeat", {**fast, "figures": {"steps_per_second": 1e9}})
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    joining.on_train_begin(state=TrainerState(), model=model, optimizer=optimizer)
+    followed, logs = torch.zeros(1), dict[str, Any]()
+    for number in itertools.count():
+        step(model, optimizer, number)
+        joining.on_log_step(logs)
+        followed += logs.get("diloco/sync_every") == 1
+        torch.distributed.broadcast(followed, 0)
+        if followed == 5:  # steps after the change
+            break
+    joining.on_train_end()
+    return int(logs.get("diloco/sync_every", 0)), [tensor.sum().item() for tensor in model.parameters()]
+
+
+def test_all_ranks_of_a_worker_follow_the_advice_of_dylu(pool: sky.ComputePool) -> None:
+    joined = sky.integrations.diloco(
+        sync_every=8, dylu=True, heartbeat_interval=0.01, async_mode=True, num_workers=2, num_fragments=2
+    )(fit_paced)
+    function = sky.compute(sky.integrations.torch(backend="gloo", processes_per_node=2, returns="ranks")(joined))
+    (sync_every, state), (_, other) = (function() > pool.node(0)).result(120)
+    assert sync_every == 1
+    assert state == other
 
 
 def fit_apart() -> None:

@@ -3,7 +3,7 @@
 The ranks have whole copies of the model (DDP) or shards of it (`fully_shard`); see `rank_tensors`.
 
 Each rank counts the steps by a schedule of its own, so ranks meet only where parameters may have changed. Rank 0's
-place in the schedule travels with them.
+place in the schedule travels with them. With DyLU, rank 0 follows advice at those places only, so it travels too.
 """
 
 from __future__ import annotations
@@ -41,8 +41,6 @@ class WorkerOfRanks:
     def __init__(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, server_addr: str, **options: Any
     ) -> None:
-        if options["dylu"]:
-            raise UsageError("dylu=True: a worker of several ranks keeps its sync_every; set dylu=False")
         self._tensors = RankTensors(unwrapped(model))
         self._optimizer = innermost(optimizer)
         is_leader = dist.get_rank() == 0

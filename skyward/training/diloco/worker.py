@@ -144,7 +144,7 @@ class DiLoCoWorker:
         self._delay = fragment_sync_delay
         self._sync_every, self._dylu = sync_every, dylu
         self._advised: int | None = None
-        """Steps of a round that the server has advised since the last step."""
+        """Steps of a round that the server has advised since the last action."""
         self._adopted = sync_every
         self._schedule = self._new_schedule(0)
         self._timeout_s = timeout
@@ -250,19 +250,29 @@ class DiLoCoWorker:
     def count_step(self) -> None:
         """Count an inner step, and do what the schedule says: send a fragment, or apply one, or both."""
         self._metrics.count_step()
-        advised, self._advised = self._advised, None
-        if advised is not None and advised != self._adopted:
-            self._adopted = advised
-            self._metrics.counts["dylu_adjustments"] += 1
-            self._schedule.change_sync_every(advised)
         schedule = self._schedule
-        for action in schedule.advance():
+        actions = schedule.advance()
+        if actions:
+            self._follow_advice()
+        for action in actions:
             if action.kind == "send":
                 self._depart()
             elif self._pending is not None:
                 self.force_sync()
             if self._schedule is not schedule:  # it was replaced, with the parameters
                 break
+
+    def _follow_advice(self) -> None:
+        """Change the steps of the next cycle to the latest advice.
+
+        It is called where fragments are sent or applied, as each cycle ends there. Between those places, the other
+        ranks of a worker could not know of a change.
+        """
+        advised, self._advised = self._advised, None
+        if advised is not None and advised != self._adopted:
+            self._adopted = advised
+            self._metrics.counts["dylu_adjustments"] += 1
+            self._schedule.change_sync_every(advised)
 
     def count_tokens(self, tokens: int) -> None:
         """Count tokens of the step that comes next, for a server with `weighting="tokens"`.
