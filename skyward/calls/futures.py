@@ -30,9 +30,14 @@ this_thread = threading.local()
 """`brings_values` is set in I/O threads."""
 
 
+def may_wait() -> bool:
+    """Return whether this thread may wait for a value. The I/O thread would never end: it delivers the values."""
+    return not getattr(this_thread, "brings_values", False)
+
+
 def refuse_to_wait(action: str) -> None:
-    """Raise UsageError in an I/O thread: its wait would never end, because the same thread delivers the values."""
-    if getattr(this_thread, "brings_values", False):
+    """Raise UsageError in an I/O thread."""
+    if not may_wait():
         raise UsageError(
             f"{action}: a done-callback cannot wait for another call, because its thread delivers all values; "
             "chain the calls with another callback, or wait in another thread"

@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from ..calls.futures import Future, refuse_to_wait, values_of
+from ..calls.futures import Future, may_wait, refuse_to_wait, values_of
 from ..errors import InternalError, PoolClosed, SkywardError
 from ..values.ref import Elsewhere, Pickled, Ref
 from ..wire.blobs import DIGEST_SIZE, Blob
@@ -76,12 +76,12 @@ class HostedValues:
 
         Raises:
             PoolClosed: The pool is closed.
-            UsageError: This process has no room to send a blob.
+            UsageError: This process has no room to send a blob; or the head has none to take it. In a done-callback,
+                the first use of the reference raises what the head says.
         """
         if not payload.blobs:
             self._ledger.require_open()
             return KeptReceived(payload.body, (), self).decode()
-        refuse_to_wait("put()")
         own = {blob.digest: blob for blob in payload.blobs if not isinstance(blob, RemoteBlob)}
         sent = tuple(own.values())
         with self._ledger:
@@ -93,15 +93,21 @@ class HostedValues:
             except OSError as error:
                 raise cannot_send("put()", error) from error
             self._ledger.dirty.add(link)
-            names = [(blob.digest, blob.size) for blob in payload.blobs]
-            made = self._requests.begin("put", names, nodes, priority=BLOBS)
-        try:
-            places = made.result()
-        finally:
-            with self._ledger:
-                link.release_blobs(sent)
+            places = [(blob.digest, blob.size, self._next_number()) for blob in payload.blobs]
+            made = self._requests.begin("put", places, nodes, priority=BLOBS)
         blobs = tuple(HostedBlob(digest, size, number, self) for digest, size, number in places)
+        if may_wait():
+            try:
+                made.result()
+            finally:
+                self._release(link, sent)
+        else:  # in a done-callback: what uses the reference stays behind it, and raises what the head says
+            made.add_done_callback(lambda _: self.soon(lambda: self._release(link, sent)))
         return KeptReceived(payload.body, blobs, self).decode()
+
+    def _release(self, link: HeadLink, blobs: tuple[Blob, ...]) -> None:
+        with self._ledger:
+            link.release_blobs(blobs)
 
     def _link(self) -> HeadLink:
         if self.link is None:

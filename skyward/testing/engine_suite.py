@@ -156,6 +156,21 @@ class EngineSuite:
         with pool.put(bytearray(2_000_000)) as zeros:
             assert [compute(spoil)(zeros) @ pool for _ in range(4)] == [[(0, 0)] * pool.nodes] * 4
 
+    def test_a_done_callback_may_put_a_value_and_send_it_to_a_call(self, pool: ComputePool) -> None:
+        told: list[Any] = []
+        has_told = threading.Event()
+
+        def send(_: object) -> None:
+            try:
+                told.append(compute(len)(pool.put(b"c" * 2_000_000)) > pool)
+            except UsageError as error:
+                told.append(error)
+            has_told.set()
+
+        (compute(abs)(-1) > pool).add_done_callback(send)
+        assert has_told.wait(_LIMIT_S)
+        assert told[0].result(_LIMIT_S) == 2_000_000
+
     def test_a_reference_in_a_container_brings_its_value(self, pool: ComputePool) -> None:
         def total(refs: list[Any]) -> int:
             return sum(len(ref.get()) for ref in refs)

@@ -34,7 +34,7 @@ from .client_link import ClientLink
 from .kept_calls import CHUNK, CallFacts, CallPosition, KeptCall, KeptCalls, KeptFrame, KeptOrder, facts_of
 from .messages import ActorMessage, CallMessage, GangMessage, OpenCall, unpack_call
 from .plain import dump_plain, load_plain
-from .references import ClientReferences
+from .references import ClientReferences, Place
 from .requests import Answer
 
 
@@ -447,20 +447,23 @@ class ClientCalls:
 
     # References -----------------------------------------------------------------------------------------------------
 
-    def put(self, blobs: list[tuple[bytes, int]], nodes: tuple[int, ...]) -> list[tuple[bytes, int, int]]:
+    def put(self, places: list[Place], nodes: tuple[int, ...]) -> None:
         """Hold blobs that the client has sent as the content of a reference, and send them to nodes."""
-        values = self.engine.values
-        kept = [
-            known if isinstance(known := self.references.named(digest), KeptBlob) else self._new(digest, size)
-            for digest, size in blobs
-        ]
-        values.hold(kept, nodes)
-        return self.references.hold(kept)
+        try:
+            kept = [
+                known if isinstance(known := self.references.named(digest), KeptBlob) else self._new(digest, size)
+                for digest, size, _ in places
+            ]
+            self.engine.values.hold(kept, nodes)
+        except SkywardError as error:  # the client may use the reference before it hears of that
+            self.references.refuse(places, error)
+            raise
+        self.references.hold_as(places, kept)
 
     def _new(self, digest: bytes, size: int) -> KeptBlob:
         blob = self.link.blob(digest)
         if blob is None:
-            raise self.references.missing(f"a value of {size} bytes")
+            raise self.references.missing(digest, f"a value of {size} bytes")
         if blob.fd < 0:
             raise UsageError(f"put(): the head of the pool has no room for {size} bytes; free memory on its machine")
         return KeptBlob(digest, size, blob, self.engine.values)
@@ -475,8 +478,8 @@ class ClientCalls:
         digests = [frame.body[at : at + DIGEST_SIZE] for at in range(0, len(frame.body), DIGEST_SIZE)]
         blobs = tuple(blob for digest in digests if (blob := self.references.named(digest)) is not None)
         if len(blobs) < len(digests):
-            unknown = self.references.missing("a value that the client asks for")
             for digest in digests:  # somebody waits for each
+                unknown = self.references.missing(digest, "a value that the client asks for")
                 self._send_fetched(frame.ident, digest, None, unknown)
             return
         for digest, future in zip(digests, self.engine.values.begin_fetch(blobs), strict=True):

@@ -124,7 +124,7 @@ class ClientLink(Readable):
     def _blob_of(self, digest: bytes, size: int) -> Blob:
         blob = self.blob(digest) or self._references.named(digest)
         if blob is None:
-            raise self._references.missing(f"blob {digest.hex()} of {size} bytes")
+            raise self._references.missing(digest, f"blob {digest.hex()} of {size} bytes")
         if blob.here() is blob and blob.fd < 0 and not blob.is_loaded:
             raise cannot_send("an argument", OSError(errno.EMFILE, "the head had no room for it"))
         return blob

@@ -28,6 +28,7 @@ class ClientReferences:
         self._next_number = next_number
         self._was_killed = was_killed
         self._held: dict[int, KeptBlob] = {}
+        self._refused: dict[int, tuple[bytes, SkywardError]] = {}
         self._by_name: weakref.WeakValueDictionary[bytes, KeptBlob] = weakref.WeakValueDictionary()
 
     def hold(self, blobs: Iterable[KeptBlob]) -> list[Place]:
@@ -40,9 +41,20 @@ class ClientReferences:
             places.append((blob.digest, blob.size, number))
         return places
 
+    def hold_as(self, places: Iterable[Place], blobs: Iterable[KeptBlob]) -> None:
+        """Hold blobs for the client by the numbers that it has given them."""
+        for (digest, _, number), blob in zip(places, blobs, strict=True):
+            self._held[number] = blob
+            self._by_name[digest] = blob
+
+    def refuse(self, places: Iterable[Place], error: SkywardError) -> None:
+        """Note why there is nothing to hold for some references. Their use raises that."""
+        self._refused.update((number, (digest, error)) for digest, _, number in places)
+
     def release(self, number: int) -> None:
         """Forget a reference that the client has forgotten."""
         self._held.pop(number, None)
+        self._refused.pop(number, None)
 
     def hold_only(self, numbers: Iterable[int]) -> None:
         """Forget all other references: the client that had them is gone."""
@@ -52,8 +64,11 @@ class ClientReferences:
         """Return the blob of that name that some reference of the client still holds."""
         return self._by_name.get(digest)
 
-    def missing(self, what: str) -> SkywardError:
+    def missing(self, digest: bytes, what: str) -> SkywardError:
         """Return the error of a blob that nobody holds for the client."""
+        for refused, error in self._refused.values():
+            if refused == digest:
+                return error
         if self._was_killed:
             return RefLost(
                 f"ref: the head of the pool was killed, and with it the place of {what}; make the value again"
