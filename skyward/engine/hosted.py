@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 import socket
 import sys
@@ -56,7 +55,7 @@ from .ledger import Ledger
 from .lender import Lender
 from .liveness import Liveness
 from .next_head import NextHead, without_ways
-from .other_heads import OtherHeads
+from .other_heads import HeadCommand, OtherHeads
 from .reader import Reader
 from .task_events import TaskCounts
 from .tasks import Task
@@ -104,7 +103,7 @@ class HostedEngine:
         self._attaches = attaches
         self._takes_over = takes_over
         self._on_left = left
-        self._argv: tuple[str, ...] = ()
+        self._command: HeadCommand = tuple
         """Command that reaches the head."""
         self._token = os.urandom(8).hex()
         """Name of the session, which outlives the process of a head."""
@@ -204,7 +203,7 @@ class HostedEngine:
         raise_file_limit()
         self._source = source
         self.ledger.machines.update((machine.node, machine) for machine in machines)
-        self._argv = self._heads.start()
+        self._command = self._heads.start()
         dialler = self._dialler()
         try:
             ends, facts = dialler.dial_until(time.monotonic() + _DIAL_S, self._liveness.times)
@@ -236,9 +235,9 @@ class HostedEngine:
             self._raiser.begin(self.ledger.machines, machines[0].node, self.requests.ask, attaches=self._attaches)
         self._heads.may_change = not self._config.detached_for_s
 
-    def _dialler_to(self, argv: tuple[str, ...]) -> Dialler:
+    def _dialler_to(self, command: HeadCommand) -> Dialler:
         """Return a dialler of another head."""
-        self._argv = argv
+        self._command = command
         return self._dialler()
 
     def _dialler(self, *, continues: bool = False) -> Dialler:
@@ -249,8 +248,9 @@ class HostedEngine:
             more["continues"] = True
         elif self._attaches:
             more |= {"attach_key": self._config.attach_key, "takes_over": self._takes_over}
+        command = self._command
         return Dialler(
-            functools.partial(CommandEnds, self._argv),
+            lambda: CommandEnds(command()),
             role="client",
             pool=self._config.pool,
             node=0,

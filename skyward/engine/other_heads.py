@@ -34,6 +34,9 @@ _log = logging.getLogger(__name__)
 _MOST_CHANGES = 16
 _DIAL_S = 20.0
 
+HeadCommand = Callable[[], tuple[str, ...]]
+"""Function that returns the local command whose standard input and output are a channel to a head at this time."""
+
 
 class OtherHeads:
     """The head of a pool, and those after it. Thread-safe.
@@ -58,7 +61,7 @@ class OtherHeads:
         ledger: Ledger,
         next_head: NextHead,
         *,
-        dialler: Callable[[tuple[str, ...]], Dialler],
+        dialler: Callable[[HeadCommand], Dialler],
         lender: Lender,
         raiser: RayRaiser | None,
     ) -> None:
@@ -77,9 +80,19 @@ class OtherHeads:
         self._lock = threading.Lock()
         self._is_stopped = False
 
-    def start(self) -> tuple[str, ...]:
+    def start(self) -> HeadCommand:
         """Start the first head, beside node 0, and return the command that reaches it. Raises ProviderError."""
-        return self._place.start(self._config)
+        return self._command(self._place, 0, self._place.start(self._config))
+
+    def _command(self, place: HeadPlace, node: int, argv: tuple[str, ...]) -> HeadCommand:
+        """Return the command that reaches a head. When its node was replaced, the login of the former one is closed."""
+        first = self._ledger.machines.get(node)
+
+        def command() -> tuple[str, ...]:
+            machine = self._ledger.machines.get(node)
+            return argv if machine is None or machine is first else place.channel_by(machine) or argv
+
+        return command
 
     def stop(self) -> None:
         """End the head, and begin no other. Idempotent."""
@@ -135,7 +148,7 @@ class OtherHeads:
             return False
         config, place = head_on(machine, self._config)
         try:
-            dialler = self._dialler(place.start(config))
+            dialler = self._dialler(self._command(place, node, place.start(config)))
             ends, facts = dialler.dial_until(time.monotonic() + _DIAL_S, LINK_TIMES)
         except (SkywardError, Forgotten) as error:
             _log.warning("node %d: no head begins there: %s", node, error)

@@ -153,6 +153,16 @@ class TestOpenPool:
             headed.line.set_delay(0.0)
         assert took_s < DELAY_S
 
+    def test_the_head_goes_on_when_the_agent_beside_it_is_killed(self, headed: Headed) -> None:
+        pool, first = headed.pool, headed.place.hosts[0]
+        heads = [head.pid for head in pids(first, "head")]
+        began = time.monotonic()
+        kill(first, "agent")
+        call = sky.compute(lambda: os.uname().nodename).with_options(retries=5)
+        assert call() @ pool == [host.name for host in headed.place.hosts]
+        assert time.monotonic() - began < LEASE_S, "the next agent's login reaches it"
+        assert [head.pid for head in pids(first, "head")] == heads
+
 
 @pytest.mark.slow
 def test_another_head_goes_on_when_one_is_killed_and_when_its_host_loses_its_power(

@@ -41,6 +41,10 @@ class HeadPlace(Protocol):
         """
         ...
 
+    def channel_by(self, machine: Machine) -> tuple[str, ...]:
+        """Return such a command by the login of a machine that took the place of its node's; empty if there is none."""
+        ...
+
     def stop(self) -> None:
         """End the process, if it has not ended. Idempotent."""
         ...
@@ -104,6 +108,9 @@ class LocalHead:
             raise ProviderError(f"head: {line}; see its standard error")
         return attach.command(sys.executable, PACKAGE_ROOT, line)
 
+    def channel_by(self, machine: Machine) -> tuple[str, ...]:
+        return ()
+
     def stop(self) -> None:
         process, self._process = self._process, None
         if process is None:
@@ -141,6 +148,7 @@ class NodeHead:
     def __init__(self, machine: Machine) -> None:
         assert machine.login is not None
         self._node = machine.node
+        self._address = machine.peer.private_ip
         self._login = machine.login
         self._leased: _Leased | None = None
 
@@ -169,6 +177,12 @@ class NodeHead:
         )
         Keeper.of_this_process().watch(leased)
         return leased.channel
+
+    def channel_by(self, machine: Machine) -> tuple[str, ...]:
+        login, leased = machine.login, self._leased
+        if login is None or leased is None or machine.peer.private_ip != self._address:
+            return ()
+        return login.channel_to(leased.socket_path)
 
     @property
     def process(self) -> tuple[str, str, str]:
