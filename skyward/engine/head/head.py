@@ -258,7 +258,8 @@ class Head:
         if "ray" in state:  # first, because the other nodes are reached by it
             self._driver.start(DriverOrder(**state["ray"]))
             others = [m for m in machines if m.folder != self._config.node_folder and m.node not in lost_before]
-            self._ways.await_ready(others, min((machine.lease_s for machine in others), default=0.0))
+            # Nothing renews a lease meanwhile, the own one included: half of it is for all that comes next.
+            self._ways.await_ready(others, min((machine.lease_s for machine in others), default=0.0) / 2)
         wanted = [machine for machine in machines if machine.node not in lost_before]
         there = self.engine.nodes.open_again(wanted, self._config.node_folder)
         with self._ledger:  # so that no frame of a node is handled before its task is known
@@ -609,6 +610,7 @@ class Head:
 
     def _on_ray_lost(self, folder: str, why: str) -> None:
         self._ray_lost = folder, why
+        self._ways.is_lost()
         self._requests.tell("ray_is_lost", folder, why)
 
     def _tell_of_ray(self) -> None:

@@ -149,9 +149,11 @@ def _listens(process: subprocess.Popen[bytes], order: DriverOrder, path: str) ->
     with contextlib.suppress(BrokenPipeError):  # it has died; its output ends
         process.stdin.write(json.dumps(told).encode() + b"\n")
         process.stdin.flush()
-    if not select.select([process.stdout], [], [], _LISTEN_S)[0]:
-        return False
-    return bool(process.stdout.readline())
+    deadline = time.monotonic() + _LISTEN_S
+    while time.monotonic() < deadline and os.path.isdir(order.folder):  # without Ray it would try for half a minute
+        if select.select([process.stdout], [], [], _LOOK_S)[0]:
+            return bool(process.stdout.readline())
+    return False
 
 
 def _is_gone(folder: str, stop: threading.Event) -> bool:

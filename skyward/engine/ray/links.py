@@ -128,6 +128,8 @@ class RayWays:
         self._preparing: set[str] = set()
         self._has_changed = threading.Event()
         """Set when the driver is no longer the same."""
+        self._is_lost = False
+        """Whether Ray is lost for good: nobody should wait for it until another one stands."""
         self.by_ray: frozenset[int] = frozenset()
         """Nodes whose last link was opened by Ray."""
         self._told = self.by_ray, self.missing
@@ -141,7 +143,7 @@ class RayWays:
         """Use Ray from now on, by its driver's socket, as soon as its bridges are ready."""
         self.is_down()
         with self._lock:
-            self._driver, self._has_changed = driver, threading.Event()
+            self._driver, self._has_changed, self._is_lost = driver, threading.Event(), False
             machines = list(self._machines.values())
         for machine in machines:
             self._prepare(machine)
@@ -153,6 +155,12 @@ class RayWays:
             self._ready, self._preparing = set(), set()
             self._has_changed.set()
 
+    def is_lost(self) -> None:
+        """End `await_ready`, because Ray is lost for good. Another one may stand later."""
+        with self._readied:
+            self._is_lost = True
+            self._readied.notify_all()
+
     def lose(self, node: int, *, will_return: bool) -> None:
         """Carry a lost node no longer. One that will return is missing until Ray reaches its next machine."""
         if not will_return:
@@ -161,7 +169,7 @@ class RayWays:
         self._note(node, is_by_ray=False)
 
     def await_ready(self, machines: Sequence[Machine], limit_s: float) -> None:
-        """Wait until Ray reaches machines that were not dialled before, for at most this many seconds."""
+        """Wait until Ray reaches machines that were not dialled before, or is lost, for at most this many seconds."""
         agents = {machine.socket_path for machine in machines}
         with self._lock:
             self._machines.update((machine.node, machine) for machine in machines)
@@ -169,7 +177,7 @@ class RayWays:
         for machine in machines if is_there else ():
             self._prepare(machine)
         with self._readied:
-            self._readied.wait_for(lambda: agents <= self._ready, limit_s)
+            self._readied.wait_for(lambda: agents <= self._ready or self._is_lost, limit_s)
 
     def way_to(self, machine: Machine) -> Connect:
         """Return the function that opens a link to a machine's agent."""
