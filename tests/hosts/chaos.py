@@ -36,6 +36,7 @@ RAY_WEIGHTS = {
     "kill raylet/raylet": 1,
     "kill gcs_server": 1,
     "kill ray::DashboardAgent": 1,
+    "kill head": 1,
     "cut peer": 2,
 }
 PAUSE_S = 1.0
@@ -44,11 +45,9 @@ PAUSE_S = 1.0
 class HostFaults:
     """Faults that are carried out on the hosts of a pool, and on the connections that lead there."""
 
-    def __init__(self, place: Place, runtime: Path, *, spares_first: bool) -> None:
+    def __init__(self, place: Place, runtime: Path) -> None:
         self._place = place
         self._runtime = runtime
-        self._spares_first = spares_first
-        """Whether the first node lives, because the pool ends with it."""
 
     def __call__(self, fault: Fault, struck: Struck) -> None:
         host = self._place.hosts[fault.node]
@@ -60,16 +59,16 @@ class HostFaults:
         if role not in _ROLES and role != "master":
             self._kill([pid for each in self._place.hosts for pid in ray_processes(each, role)][:1])
             return
-        if role in ("agent", "watchdog") and self._spares_first:
-            host = self._place.hosts[max(1, fault.node)]
         if role == "master":
             self._kill(client_processes(self._runtime)["master"][:1])
             return
         victims = pids(host, _ROLES[role])
+        if role == "head":  # there is one, on any of the hosts
+            victims = [head for each in self._place.hosts for head in pids(each, "head")]
         slots = len(pids(host, "slot"))
         if not victims:  # just being replaced
             return
-        if role in ("agent", "watchdog"):
+        if role in ("agent", "watchdog", "head"):
             struck.nodes += 1
         elif role == "zygote":
             struck.slots += slots
@@ -91,6 +90,7 @@ _ROLES: dict[str, Role] = {
     "watchdog": "watchdog",
     "stub": "stub",
     "sshd": "sshd",
+    "head": "head",
 }
 
 
@@ -114,7 +114,6 @@ class Chaos:
         runtime: Folder of the client's connections.
         seed: Number that the faults are drawn from.
         weights: How often each kind of fault comes.
-        spares_first: Whether the first node lives, because the pool ends with it.
     """
 
     def __init__(
@@ -126,11 +125,10 @@ class Chaos:
         *,
         seed: int,
         weights: Mapping[str, int],
-        spares_first: bool = False,
     ) -> None:
         self._place, self._ledger = here, ledger
         self._seed, self._weights = seed, weights
-        self._strike = HostFaults(here, runtime, spares_first=spares_first)
+        self._strike = HostFaults(here, runtime)
         self._load = Load(pool, ledger.path, seed)
         self._struck = Struck()
 

@@ -55,7 +55,7 @@ def test_nothing_acknowledged_is_lost_doubled_or_left_on_hosts_by_ray(
     for number in rounds(RAY_ROUND_S):
         named = seed + 1000 * number
         with here.pool(concurrency=2, engine="ray") as pool:
-            chaos = Chaos(pool, here, ledger_of(here), runtime, seed=named, weights=RAY_WEIGHTS, spares_first=True)
+            chaos = Chaos(pool, here, ledger_of(here), runtime, seed=named, weights=RAY_WEIGHTS)
             until(lambda pool=pool: pool.engine == "ray", RAY_S)  # type: ignore[misc]
             chaos.strike(min(seconds(RAY_ROUND_S), RAY_ROUND_S))
         print(chaos.check())

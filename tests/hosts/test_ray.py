@@ -38,7 +38,8 @@ SMALL = 64 << 20
 """Bytes of shared memory on one of the hosts, as in a container. Ray's store would take 256 MiB."""
 LIMIT_S = 120.0
 """Longest wait for Ray on a busy machine. It stands within 20 s on a free one."""
-CHAOS_S = 10.0
+CHAOS_S, SEED = 10.0, 121
+"""Length of a schedule, and the one that kills the head, an agent beside it and Ray, and cuts both kinds of lines."""
 TRIED = "/root/tried-ray"
 STAND_IN = f"""
 import sys
@@ -262,8 +263,8 @@ class TestRaised:
     ) -> None:
         until(lambda: on_ray.pool.engine == "ray", within_s=LIMIT_S)
         weights = {kind: weight for kind, weight in RAY_WEIGHTS.items() if kind != "kill master"}  # it may be another's
-        ledger, seed = ledger_of(on_ray.place), seeds([1])[0]
-        chaos = Chaos(on_ray.pool, on_ray.place, ledger, tmp_path, seed=seed, weights=weights, spares_first=True)
+        ledger, seed = ledger_of(on_ray.place), seeds([SEED])[0]
+        chaos = Chaos(on_ray.pool, on_ray.place, ledger, tmp_path, seed=seed, weights=weights)
         chaos.strike(CHAOS_S)
         chaos.check()
 
@@ -296,39 +297,75 @@ import skyward as sky
 hosts, config, index = sys.argv[1:]
 provider = sky.SSH(hosts=hosts.split(), config_file=config, lease_s=600)
 told = lambda event: isinstance(event, sky.events.EngineUp) and print("up", flush=True)
-image = sky.Image(pip_index_url=index)
-with sky.ComputePool(provider, nodes=2, image=image, engine="ray", logs=False, on_event=told) as pool:
+options = dict(nodes=2, image=sky.Image(pip_index_url=index), engine="ray", logs=False, on_event=told)
+with sky.ComputePool(provider, **options) as one, sky.ComputePool(provider, **options) as other:
+    sys.stdin.readline()
+    print(*(sky.compute(abs)(-1) @ pool for pool in (one, other)), one.engine, other.engine, flush=True)
     time.sleep(600)
 """
 
 
-def test_a_killed_client_leaves_nothing_of_ray(
+USERS = "USERS_RAY=1"
+"""Variable of all processes of the user's own Ray."""
+USERS_PROGRAM = "import ray; ray.init('auto'); print(len(ray.nodes()), ray.cluster_resources()['mine'])"
+
+
+def users(host: Host) -> set[int]:
+    """Return the processes of the user's own Ray on a host, as seen from here. Some overwrite their variables."""
+    found: set[int] = set()
+    for process in host.started_processes():  # parents first
+        folder = Path(f"/proc/{process.outside_pid}")
+        with contextlib.suppress(OSError):  # has ended
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent in found or USERS.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                found.add(process.outside_pid)
+    return found
+
+
+def test_two_pools_of_a_killed_client_leave_only_the_ray_that_is_the_users_own(
     bed: Bed, hosts: Callable[[int], list[Host]], ray_index: PackageIndex, runtime: Path
 ) -> None:
-    two = hosts(2)
+    first, other = two = hosts(2)
     script = runtime / "client.py"
     script.write_text(PROGRAM)
     client = subprocess.Popen(
         [sys.executable, script, " ".join(host.name for host in two), bed.ssh_config, ray_index.simple],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "TMPDIR": str(runtime), "PYTHONPATH": str(ROOT)},
         start_new_session=True,
     )
+    assert client.stdin is not None
     assert client.stdout is not None
     try:
         assert client.stdout.readline() == "up\n"
-        assert all(ray_processes(host) for host in two)
+        (python,) = {p.command.partition("/lib/python")[0] for p in first.processes() if "/gcs_server" in p.command}
+        users_python = ("env", USERS, f"{python}/bin/python")
+        mine = ("--head", "--num-cpus=1", "--object-store-memory=80000000", '--resources={"mine": 1}')
+        first.run(*users_python, "-m", "ray.scripts.scripts", "start", *mine, "--include-dashboard=false")
+        assert client.stdout.readline() == "up\n"
+        assert first.run(*users_python, "-c", USERS_PROGRAM).stdout.split() == ["1", "1.0"]
+        client.stdin.write("\n")
+        client.stdin.flush()
+        assert client.stdout.readline() == "[1, 1] [1, 1] ray ray\n"
+        before = {process.outside_pid for process in first.started_processes()}
         client.kill()
-        nothing_runs_on(two)
+        nothing_runs_on([other])
+        until(lambda: {process.outside_pid for process in first.started_processes()} == users(first))
+        assert first.run(*users_python, "-c", USERS_PROGRAM).stdout.split() == ["1", "1.0"]
+        assert users(first) <= before, "none of them was started again"
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(client.pid, signal.SIGKILL)
         client.wait()
+        client.stdin.close()
         client.stdout.close()
-        for pid in [pid for found in client_processes(runtime).values() for pid in found]:
+        for pid in [*users(first), *(pid for found in client_processes(runtime).values() for pid in found)]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        first.run("rm", "-rf", "/tmp/ray")
+    nothing_runs_on(two)
 
 
 def test_nodes_that_cannot_connect_to_each_other_are_named_and_the_pool_goes_on(place: Callable[[int], Place]) -> None:
