@@ -88,7 +88,7 @@ class PhaseFailed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ValueRerouted(Event):
-    """A kept value could not go straight from one node to another, so it goes through the program.
+    """A value could not go straight from one node to another: another node that has it sends it, or the program does.
 
     The two nodes are not asked again. Check that the nodes reach each other if this costs time.
 

@@ -93,6 +93,27 @@ def test_nodes_that_do_not_reach_each_other_get_values_through_the_program() -> 
         assert [event[:2] for event in rerouted(events)] == [(0, 1), (1, 0)]
 
 
+@dataclass(frozen=True, kw_only=True)
+class WatchedApart(Watched):
+    """Nodes of which nobody reaches the first one."""
+
+    def _relayed(self, machine: Machine) -> Machine:
+        address = "127.0.0.9" if machine.node == 0 else "127.0.0.1"
+        return replace(super()._relayed(machine), peer=Peer(node=machine.node, private_ip=address))
+
+
+def test_a_value_comes_from_another_node_before_the_program_passes_it_on() -> None:
+    events: list[sky.events.Event] = []
+    provider = WatchedApart()
+    with sky.ComputePool(provider, nodes=3, logs=False, on_event=events.append) as pool:
+        ref = numbers(3).keep() >> pool.node(0)
+        assert first(ref) >> pool.node(1) == 3.0
+        before = provider.carried()
+        assert first(ref) >> pool.node(2) == 3.0
+        assert provider.carried() - before < SIZE
+        until(lambda: [event[:2] for event in rerouted(events)] == [(0, 1), (0, 2)])
+
+
 def test_a_pool_may_send_all_values_through_the_program() -> None:
     provider, events = Watched(), list[sky.events.Event]()
     with sky.ComputePool(provider, nodes=2, logs=False, direct_transfers=False, on_event=events.append) as pool:
