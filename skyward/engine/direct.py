@@ -61,6 +61,7 @@ from .gangs import Gangs
 from .kept_values import KeptValues
 from .leader import Leader
 from .ledger import Ledger
+from .link import NodeLink
 from .link_repair import LinkRepair
 from .log_router import LogRouter
 from .members import Membership
@@ -353,6 +354,12 @@ class DirectEngine:
         """Take a task that runs on a node already; see `TaskDispatcher.take_up`."""
         with self.ledger:
             self._dispatcher.take_up(task, node, nodes, devices)
+
+    def delays_starts(self, link: NodeLink, delay_s: float) -> None:
+        """Note how long a task waits here before it is sent to a node. Needs the ledger's lock."""
+        link.start_delay_s = delay_s
+        round_trip_ns = (link.channel.round_trip_s + delay_s) * 1e9
+        self._dispatcher.perform(self.ledger.scheduler.set_round_trip(link.node, round_trip_ns))
 
     def submit_gang(self, gang: Gang) -> None:
         with self.ledger:

@@ -10,7 +10,7 @@ from ..errors import InternalError, NodeError
 from ..wire.blobs import DIGEST_SIZE, Blob
 from ..wire.channel import BLOBS, CONTROL
 from ..wire.ends import Ends
-from ..wire.frames import Frame, FrameKind
+from ..wire.frames import PERMITTED, Frame, FrameKind
 from ..wire.payloads import Encoded
 from .dialler import BeganAgain, Dialler, Forgotten, Taken
 from .ledger import Ledger
@@ -41,7 +41,16 @@ class HeadLink(NodeLink):
 
     # Going out ------------------------------------------------------------------------------------------------------
 
-    def send_call(self, number: int, body: bytes, function: WireFunction, payload: Encoded, *, behind: int = 0) -> None:
+    def send_call(
+        self,
+        number: int,
+        body: bytes,
+        function: WireFunction,
+        payload: Encoded,
+        *,
+        behind: int = 0,
+        is_permitted: bool = False,
+    ) -> None:
         """Send a call behind its function and blobs. `behind`: its actor, whose calls stay in order.
 
         Raises:
@@ -52,11 +61,11 @@ class HeadLink(NodeLink):
             self._bulky.add(number)
             if behind:
                 self._bulky.add(behind)
-        self.tell_of(number, FrameKind.CALL, body)
+        self.tell_of(number, FrameKind.CALL, body, flags=PERMITTED if is_permitted else 0)
 
-    def tell_of(self, number: int, kind: int, body: bytes = b"", *, lane: int = 0) -> None:
+    def tell_of(self, number: int, kind: int, body: bytes = b"", *, lane: int = 0, flags: int = 0) -> None:
         """Send a frame about a call that was sent before."""
-        self.channel.queue(kind, number, body, lane=lane, priority=self.priority_of(number))
+        self.channel.queue(kind, number, body, flags=flags, lane=lane, priority=self.priority_of(number))
 
     def priority_of(self, number: int) -> int:
         """Return the priority of frames about a call or an actor."""

@@ -485,6 +485,7 @@ class HostedEngine:
 
     def _replace(self, node: int) -> Machine | None:
         self._calls.doubt(node)
+        self._heads.node_replaced(node)
         machine = self._machines().replace(node)
         with self.ledger:
             if machine is None:

@@ -32,6 +32,8 @@ from .head_link import HeadLink
 from .ledger import Ledger
 from .tasks import CallTask, Loss, Task, cannot_send
 
+_PERMITTED = 16
+"""Most open calls that may begin beside the head before they are known here. They are in doubt if that node is lost."""
 _ENDINGS = FrameKind.UNCALL, FrameKind.CLOSE
 """Frames by which the client gives up a call. A head that has none of that name ignores them."""
 
@@ -50,8 +52,12 @@ class _Progress:
     """Number of its items that the user has read."""
     values: int = 0
     """Number of its items, or parts, that have come."""
+    is_permitted: bool = False
+    """Whether it may begin beside the head before it is known here."""
     is_in_doubt: bool = False
     """Whether a node that is gone may have run it."""
+    cleared: frozenset[int] = frozenset()
+    """Nodes that certainly have not run it with an earlier head."""
     was_told: bool = False
     """Whether another head had it before this one."""
     left: tuple[Any, ...] | None = None
@@ -78,6 +84,8 @@ class HostedCalls:
         self._is_detached = is_detached
         self._progress: dict[int, _Progress] = {}
         """Progress of each open call."""
+        self._permitted = 0
+        """Number of calls that may begin beside the head before they are known here."""
         self.link: HeadLink | None = None
         self.ended = self.failed = 0
         """Numbers of this client's calls that have ended, and that have failed. A head counts from its own start."""
@@ -123,15 +131,15 @@ class HostedCalls:
         """Send a call. Fail it if there is no room for that."""
         link = self.link
         assert link is not None
-        progress = self._progress.get(call.id)
-        if progress is None:
-            self._progress[call.id] = _Progress(message, link)
-        else:
-            progress.link = link
+        progress = self._progress.setdefault(call.id, _Progress(message, link))
+        progress.link = link
+        if not progress.is_permitted and self._permitted < _PERMITTED:
+            progress.is_permitted = True
+            self._permitted += 1
         body = pack_call(message, call.payload.body)
         actor = call.actor if isinstance(call, Task) else 0
         try:
-            link.send_call(call.id, body, call.function, call.payload, behind=actor)
+            link.send_call(call.id, body, call.function, call.payload, behind=actor, is_permitted=progress.is_permitted)
         except OSError as error:
             self._fail(call, cannot_send(repr(call.name), error))
             return
@@ -190,6 +198,7 @@ class HostedCalls:
     def forget(self, call: Task | Gang) -> None:
         """Forget a call that has ended, or that nobody waits for."""
         progress = self._progress.pop(call.id, None)
+        self._permitted -= progress is not None and progress.is_permitted
         if isinstance(call, Gang):
             self._ledger.gangs.pop(call.id, None)
         else:
@@ -276,16 +285,21 @@ class HostedCalls:
         """
         with self._ledger:
             for number, progress in self._progress.items():
-                if progress.was_told or self._is_begun(number):
+                if self._is_begun(number):
                     progress.doubt({node})
+                elif progress.was_told:
+                    progress.doubt({node} - progress.cleared)
 
-    def send_all_again(self, before: HeadLink, link: HeadLink, lost: frozenset[int]) -> list[OpenCall]:
+    def send_all_again(
+        self, before: HeadLink, link: HeadLink, lost: frozenset[int], beside: frozenset[int]
+    ) -> list[OpenCall]:
         """Send all open calls to another head, and return how far those are that an earlier one may have had.
 
         Args:
             before: Link to the earlier head.
             link: Link to that head.
             lost: Nodes that are gone, and may have run any of them.
+            beside: Node beside the earlier head, where only permitted calls begin before they are known here.
         """
         assert isinstance(before.channel, StreamChannel)
         unsent = {number for number, _, _ in before.channel.take_unsent(FrameKind.CALL)}
@@ -294,14 +308,26 @@ class HostedCalls:
             call = self._ledger.tasks.get(number) or self._ledger.gangs.get(number)
             if call is None or progress.message is None:
                 continue
+            is_begun, was_permitted = self._is_begun(number), progress.is_permitted
+            self._permitted -= was_permitted
+            progress.is_permitted = False
             self._begin(call, progress.message)
             if number in unsent and not progress.was_told:
                 continue
-            progress.doubt(lost)
+            is_known = was_permitted or is_begun or isinstance(call, Gang)
+            progress.cleared = frozenset() if is_known else beside
+            progress.doubt(lost - progress.cleared)
             progress.was_told = True
-            is_begun = self._is_begun(number)
             told.append(
-                OpenCall(number, progress.values, progress.taken, is_begun, progress.is_in_doubt, progress.left)
+                OpenCall(
+                    number,
+                    progress.values,
+                    progress.taken,
+                    is_begun,
+                    progress.is_in_doubt,
+                    tuple(progress.cleared),
+                    progress.left,
+                )
             )
         return told
 

@@ -287,6 +287,8 @@ class NodeLink(Readable, LineEnd):
         self.may_widen = dialler is not None and bool(facts.get("can_stripe"))
         self.settle: Callable[[Sequence[Frame]], object] | None = None
         """Function that tells the agent that these frames need not come again; None: nobody would want them."""
+        self.start_delay_s = 0.0
+        """Seconds that a task waits here before it is sent."""
         self.has_notice = False
         """Whether the provider announced that it will take the machine back."""
         self._functions: OrderedDict[bytes, _Function] = OrderedDict()

@@ -98,7 +98,14 @@ class NextHead:
         _log.warning("head of the pool: was killed and has begun again; calls go on")
 
     def begin(
-        self, before: HeadLink, dialler: Dialler, ends: Ends, facts: dict[str, Any], lost: frozenset[int]
+        self,
+        before: HeadLink,
+        dialler: Dialler,
+        ends: Ends,
+        facts: dict[str, Any],
+        *,
+        lost: frozenset[int],
+        beside: frozenset[int],
     ) -> None:
         """Go on with another head, which was dialled. It gets all open calls.
 
@@ -108,13 +115,14 @@ class NextHead:
             ends: Link that it has opened.
             facts: Greeting of that head.
             lost: Nodes that are gone with the former head.
+            beside: Node beside the former head; none for a head on this machine.
         """
         with self._ledger:
             link = self._link(dialler, ends, facts)
             if link is None:
                 return
             self._change(link, are_counted=False)
-            told = self._calls.send_all_again(before, link, lost)
+            told = self._calls.send_all_again(before, link, lost, beside)
             machines = [without_ways(machine) for _, machine in sorted(self._ledger.machines.items())]
             calls = [tuple(call) for call in told]
             # Behind all calls and their blobs.

@@ -43,6 +43,8 @@ class Opener:
         self._are_known = are_known
         self.way_to: Callable[[Machine], Connect | None] = _command
         """Function that returns how a machine's agent is reached; None: by its socket on this machine."""
+        self.link_class = NodeLink
+        """Class of the links to remote nodes."""
         self.hello: dict[str, Any] = {}
         """Further fields of the greeting to remote nodes."""
         self._lock = threading.Lock()
@@ -78,7 +80,7 @@ class Opener:
             with self._lock:
                 self._diallers.discard(dialler)
         dialler.channel.attach(ends, facts["received"])
-        return NodeLink(machine.node, dialler.channel, facts, dialler=dialler)
+        return self.link_class(machine.node, dialler.channel, facts, dialler=dialler)
 
     def _dialled(self, dialler: Dialler) -> tuple[Ends, dict[str, Any]]:
         """Dial, and try again a few times.

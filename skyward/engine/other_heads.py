@@ -74,6 +74,8 @@ class OtherHeads:
         self._raiser = raiser
         self._node = 0
         """Node of the head."""
+        self._is_gated = bool(config.node_folder)
+        """Whether calls begin on that node only once they are known here, or permitted; see `head.start_gate`."""
         self._things: set[tuple[str, str]] = set()
         """Kinds and names of the shared state that is in use, or is lost."""
         self._lost_things: frozenset[tuple[str, str]] = frozenset()
@@ -110,6 +112,10 @@ class OtherHeads:
             self._things.add(thing)
         else:
             self._things.discard(thing)
+
+    def node_replaced(self, node: int) -> None:
+        """Note that a node is another machine now. It is not beside the head, so its calls have no gate."""
+        self._is_gated &= node != self._node
 
     def change(self, before: HeadLink, why: str, *, has_ended: bool) -> bool:
         """Go on with another head. Blocks until it is there. Return False if there is none.
@@ -154,10 +160,12 @@ class OtherHeads:
             _log.warning("node %d: no head begins there: %s", node, error)
             self._leave(place)
             return False
+        beside = frozenset((self._node,)) if self._is_gated else frozenset()
         with self._lock:
             self._place, self._node, is_stopped = place, node, self._is_stopped
+        self._is_gated = bool(config.node_folder)
         self._lender.end_all()
-        self._next_head.begin(before, dialler, ends, facts, lost)
+        self._next_head.begin(before, dialler, ends, facts, lost=lost, beside=beside)
         if is_stopped:
             place.stop()
         elif self._raiser is not None:

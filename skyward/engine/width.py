@@ -48,7 +48,7 @@ class Width:
     def measured(self, link: Readable) -> None:
         """Record a round trip that the link's channel has measured."""
         link.pongs = link.channel.pongs
-        round_trip_ns = link.channel.round_trip_s * 1e9
+        round_trip_ns = (link.channel.round_trip_s + getattr(link, "start_delay_s", 0.0)) * 1e9
         self._dispatcher.perform(self._ledger.scheduler.set_round_trip(link.node, round_trip_ns))
         if not isinstance(link, NodeLink) or not link.may_widen or not CAN_STRIPE:
             return

@@ -198,6 +198,9 @@ begins it; see `slot.shelf`.
 IN_ORDER = 0x08
 """Flag of a CALL that none of the sender's later calls may overtake: it goes to an actor."""
 
+PERMITTED = 0x20
+"""Flag of a client's CALL that may begin before the client knows where; see `engine.head.start_gate`."""
+
 KEPT = 0x10
 """Flag of a slot's RESULT and its BLOBs: the value stays on the node. The agent keeps the blobs, and sends the rest."""
 

@@ -18,7 +18,7 @@ from ...core.records import dataclass
 from ...errors import InternalError, SkywardError, UsageError
 from ...wire.blobs import DIGEST_SIZE, Blob
 from ...wire.failures import encode_exception
-from ...wire.frames import KEPT, Frame, FrameKind
+from ...wire.frames import KEPT, PERMITTED, Frame, FrameKind
 from ...wire.task_channel import pieces_of
 from ...wire.tasks import CallKind, Mode, TaskHead
 from ..builder import PackedCall
@@ -45,6 +45,8 @@ class ClientTask(Task):
     client: ClientCalls
     count: int = 1
     """Number of the user's calls that it contains."""
+    is_permitted: bool = False
+    """Whether it may begin beside the head before the client knows of that."""
     skip: int = 0
     """Number of the next parts or items that the journal has already."""
 
@@ -159,6 +161,12 @@ class _GangFuture(Future[Any]):
             self.client.outcome(self.call_id, "error", error)
 
 
+def must_be_known(task: Task) -> bool:
+    """Return whether the client must know of a task before it begins beside the head."""
+    # Calls of an actor stay in their order, and none of them begins again.
+    return isinstance(task, ClientTask) and not task.is_permitted and not task.actor
+
+
 @dataclass(slots=True)
 class EarlyCall:
     """Call that came before the head has looked at its nodes, which may have it from an earlier head."""
@@ -180,6 +188,7 @@ class EarlyCall:
             count=told.received,
             taken=told.taken + self.taken,
             is_in_doubt=told.is_in_doubt,
+            cleared=frozenset(told.cleared),
             left=None if told.left is None else RetriesLeft(*told.left),
         )
         return call, _order_of(self.body, head, self.packed)
@@ -196,6 +205,8 @@ class ClientCalls:
     """Tells the client the node of an actor."""
     kept: KeptCalls | None = None
     """Calls that another client may take; None: the pool ends with this client."""
+    permitted: set[int] = field(default_factory=set)
+    """Calls that have no task yet, and may begin beside the head before the client knows of that."""
     early: dict[int, EarlyCall] | None = None
     """Calls that wait until the head knows what its nodes have; None: calls begin as they come."""
     told_of_retry: Callable[[int, tuple[Any, ...]], object] = lambda number, left: None
@@ -228,6 +239,8 @@ class ClientCalls:
                 self.link.payload(body),
                 unpack_options(message.options),
             )
+            if frame.flags & PERMITTED:
+                self.permitted.add(frame.ident)
             if self.early is not None:
                 self.early[frame.ident] = EarlyCall(frame.body, message, call)
                 return
@@ -264,6 +277,9 @@ class ClientCalls:
             client=self,
             count=message.calls,
         )
+        if number in self.permitted:
+            self.permitted.remove(number)
+            task.is_permitted = True
         if not message.in_bulk:
             task.in_bulk = False
         return task

@@ -36,7 +36,7 @@ from ..lender import command_to
 from ..link import Readable
 from ..ray.driving import DriverOrder, RayDriver
 from ..ray.links import RayWays
-from .client_calls import ClientCalls
+from .client_calls import ClientCalls, must_be_known
 from .client_link import ClientLink
 from .door import LinkRefused, PassedEnds
 from .journal import HeadJournal
@@ -50,6 +50,7 @@ from .references import ClientReferences
 from .relays import RelayedChannels, RelayedLines, RelayedMachines
 from .requests import Answer, Requests
 from .settling import Settling
+from .start_gate import GatedLink, StartGate
 from .taken_up import HeldProgress, held_by_nodes, take_up, take_up_early
 from .turns import ClientTurns
 
@@ -91,6 +92,7 @@ class Head:
         self._references = ClientReferences(engine.builder.next_id, was_killed=is_other)
         self._lent = LentLinks(engine.builder.next_id, partial(self._tell, priority=RESULTS))
         engine.nodes.opener.hello = {"settles": True}
+        engine.nodes.opener.link_class = GatedLink
         engine.nodes.on_up.append(self._on_up)
         engine.transfers.serve_program(config.transfer_keys)
         engine.actors.find = self._find_actor
@@ -293,7 +295,7 @@ class Head:
         self.engine.link_repair.source = self._machines
         with self._ledger:  # so that no frame of a node is handled before its task is known
             self.engine.use_again(machines, there)
-            held = held_by_nodes(self._ledger)
+            held = held_by_nodes(self._ledger, are_new_ones_empty=True)
             gone = frozenset(machine.node for machine in machines) - there
             take_up_early(self._of_client(), [OpenCall(*fields) for fields in told], held, gone)
             self._cancel_rest(held)
@@ -303,6 +305,9 @@ class Head:
         link.settle = partial(self._settling.handled, link)
         if self._ledger.machines[node].folder == self._config.node_folder:
             self.engine.transfers.beside = node
+            if isinstance(link, GatedLink) and not self.turns.is_detached:
+                ask = partial(self._requests.begin, "came")
+                link.gate = StartGate(self._ledger, must_be_known, ask, self.engine.delays_starts)
         self._tell_facts()
 
     def _register(self) -> None:

@@ -120,6 +120,8 @@ class KeptCall:
     """Place of its record in the journal."""
     is_in_doubt: bool = False
     """Whether a node that is gone may have run it."""
+    cleared: frozenset[int] = frozenset()
+    """Nodes that certainly have not run it."""
     is_torn: bool = False
     """Whether the journal lacks one of its frames, and so gets no later ones."""
     count: int = 0

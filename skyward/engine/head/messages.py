@@ -95,6 +95,8 @@ class OpenCall(NamedTuple):
     """Whether the client knows that it was sent to a node."""
     is_in_doubt: bool
     """Whether a node that is gone may have run it."""
+    cleared: tuple[int, ...]
+    """Nodes that certainly have not run it."""
     left: tuple[Any, ...] | None
     """Fields of the `RetriesLeft`; None: it has spent none."""
 

@@ -11,7 +11,7 @@ books are as good: agents hold what they have sent until the client has it (`set
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...calls.named_options import unpack_options
 from ...calls.options import CallOptions
@@ -37,10 +37,14 @@ class HeldProgress(NamedTuple):
     devices: tuple[int, ...] | None
 
 
-def held_by_nodes(ledger: Ledger) -> dict[int, HeldProgress] | None:
-    """Return the tasks that the nodes had from an earlier process of this head; None if a node did not say."""
+def held_by_nodes(ledger: Ledger, *, are_new_ones_empty: bool = False) -> dict[int, HeldProgress] | None:
+    """Return the tasks that the nodes had from an earlier head; None if a node did not say.
+
+    `are_new_ones_empty`: an agent that says nothing has had no head yet.
+    """
     held: dict[int, HeldProgress] = {}
-    told = {node: link.facts.pop("held", None) for node, link in ledger.links.items()}
+    nothing: dict[str, Any] | None = {} if are_new_ones_empty else None
+    told = {node: link.facts.pop("held", nothing) for node, link in ledger.links.items()}
     for node, tasks in told.items():
         for number, (first, credit, devices) in (tasks or {}).items():
             held[int(number)] = HeldProgress(node, first, credit, None if devices is None else tuple(devices))
@@ -98,7 +102,8 @@ def take_up(
         packed = PackedCall(message.name, order.function, Encoded(body, order.blobs), options)
         progress = None if held is None else held.pop(call.number, None)
         may_have_run = message.gang is not None or held is None or call.is_in_doubt or call.count > 0
-        may_have_run |= bool(lost) and (message.nodes is None or bool(lost & set(message.nodes)))
+        doubtful = lost - call.cleared
+        may_have_run |= bool(doubtful) and (message.nodes is None or bool(doubtful & set(message.nodes)))
         if progress is not None:
             _go_on_with(client, call, message, packed, progress)
         elif call.state == "waiting" or not may_have_run:

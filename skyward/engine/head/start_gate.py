@@ -1,0 +1,99 @@
+"""Gate of the node beside the head: a call begins there only once the client knows of it.
+
+If that node is lost, the head is lost with it, and nobody else could say which calls had begun. So the client must know
+first. It permits the first few of its open calls when it sends them: these begin at once. Each other call is announced
+(SENT), and its frames wait until the client has that. So calls are sent ahead to the node, as to a distant one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ...calls.futures import Future
+from ...wire.frames import FrameKind
+from ...wire.tasks import pack_task
+from ..ledger import Ledger
+from ..link import NodeLink
+from ..tasks import Task
+
+_ROUND_TRIPS = 8
+
+
+class StartGate:
+    """Frames of tasks that wait until the client knows of them. Used under the ledger's lock.
+
+    Args:
+        ledger: Shared state of the head's engine.
+        must_wait: Returns whether the client must know of a task first.
+        ask: Asks the client, behind all announcements, whether it is there.
+        measured: Called with the seconds that a task waits here.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        must_wait: Callable[[Task], bool],
+        ask: Callable[[], Future[Any]],
+        measured: Callable[[NodeLink, float], object],
+    ) -> None:
+        self._ledger = ledger
+        self.must_wait = must_wait
+        self._ask = ask
+        self._measured = measured
+        self.waiting: dict[int, list[tuple[int, bytes, int]]] = {}
+        """Kind, body and lane of the frames of each task, in their order."""
+        self._is_asking = False
+        self._round_trips: deque[float] = deque(maxlen=_ROUND_TRIPS)
+
+    def close_for(self, link: GatedLink, task: Task) -> None:
+        """Let the frames of a task wait."""
+        frames = self.waiting[task.id] = []
+        if task.grant is not None:
+            frames.append((FrameKind.GRANT, task.grant.pack(), 0))
+        frames.append((FrameKind.TASK, pack_task(task.head, task.payload.body), 0))
+        if not self._is_asking:
+            self._is_asking = True
+            self._ledger.after.append(partial(self._announce, link))  # behind the announcement, which follows
+
+    def _announce(self, link: GatedLink) -> None:
+        with self._ledger:
+            numbers, began = list(self.waiting), time.monotonic()
+            self._ask().add_done_callback(partial(self._known, link, numbers, began))
+
+    def _known(self, link: GatedLink, numbers: list[int], began: float, done: Any) -> None:
+        if done.exception() is not None:
+            return  # the head ends
+        with self._ledger:
+            for number in numbers:
+                for kind, body, lane in self.waiting.pop(number, ()):
+                    link.send(kind, number, body, lane=lane)
+            self._ledger.dirty.add(link)
+            self._round_trips.append(time.monotonic() - began)
+            self._measured(link, 2 * min(self._round_trips))  # a task may come just after a question
+            self._is_asking = bool(self.waiting)
+        if self._is_asking:
+            self._announce(link)
+
+
+class GatedLink(NodeLink):
+    """Link to an agent, with a gate if that is beside the head."""
+
+    gate: StartGate | None = None
+
+    def send_task(self, task: Task) -> None:
+        if self.gate is None or not self.gate.must_wait(task):
+            super().send_task(task)
+            return
+        self.send_parts(task.function, task.payload)
+        self.gate.close_for(self, task)
+
+    def send(self, kind: int, ident: int = 0, body: bytes = b"", *, lane: int = 0) -> None:
+        frames = None if self.gate is None else self.gate.waiting.get(ident)
+        if frames is None:
+            super().send(kind, ident, body, lane=lane)
+        else:
+            frames.append((kind, body, lane))
