@@ -35,11 +35,13 @@ class Login:
         is_slow: bool = False,
         cut: Mapping[int, str] = MappingProxyType({}),
         is_away: bool = False,
+        taken: int = 0,
     ) -> None:
         self.has_room, self.is_slow = has_room, is_slow
         self.cut = dict(cut)
         """Reasons by the nodes that this one cannot connect to."""
-        self.is_away = is_away
+        self.is_away, self.taken = is_away, taken
+        """Whether it does not answer, and the number of starts that meet a port which another program has taken."""
         self.asked = 0
         """Number of its preparations."""
         self.starts, self.ends = list[str](), list[str]()
@@ -60,6 +62,9 @@ class Login:
             self.ends.append(arguments[2])
         else:
             self.starts.append(arguments[0])
+            if self.taken:
+                self.taken -= 1
+                return SSHResult(code=1, stdout=b"", stderr=b"it printed: Address already in use")
             if self.is_slow:
                 assert options["stop"].wait(60)
                 raise Unreachable("stopped on request", node=None)
@@ -152,6 +157,18 @@ def test_a_pool_that_had_ray_goes_on_if_one_node_cannot_have_it_again(caplog: py
         ask_for_node_1(raiser, lambda: caplog.records)
         assert f"Ray does not run there, so its link stays as it is: {WHY}" in caplog.text
         assert (reasons, [event.engine for event in events]) == ([], ["ray"])
+
+
+def test_a_start_that_meets_a_taken_port_is_tried_again_and_leaves_no_folder() -> None:
+    other = Login(has_room=True, taken=1)
+    with raised(other) as (raiser, reasons, events):
+        until(lambda: len(other.ends) == 1)
+        until(lambda: raiser.slow_verbs["ray_lacks"](1) or len(other.starts) == 2)
+        raiser.verbs["ray_carries"]([1], [])
+        assert (reasons, [event.engine for event in events], raiser.is_up) == ([], ["ray"], True)
+        first, second = map(os.path.basename, other.starts)
+        assert first != second
+        assert [os.path.basename(folder) for folder in other.ends] == [first]
 
 
 def test_word_of_an_earlier_ray_does_not_end_the_one_that_stands_now() -> None:
