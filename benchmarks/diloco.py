@@ -6,7 +6,8 @@
 
 Four workers train the small GPT of `examples/21_gpt_from_scratch.py` on its text: as ranks of DistributedDataParallel
 over gloo, as workers of a `DiLoCoServer`, and as workers that stream fragments of 4 bits. All read the same rows. The
-rates of learning are options, so that each way can have its best ones. With `--start-steps`, all begin with a model
+rates of learning are options, so that each way can have its best ones, and so are the delay of fragments and the
+weight of local progress in it. With `--start-steps`, all begin with a model
 that was trained before, as the workers of arXiv 2311.08105 do. A relay between each worker and the others counts the
 bytes of all three ways alike.
 
@@ -68,12 +69,7 @@ from skyward.training.diloco.tensors import exchanged, frame_of, to_tensors, to_
 
 SYNC_EVERY = 50
 PLAIN: dict[str, Any] = {"sync_every": SYNC_EVERY}
-STREAMING: dict[str, Any] = {
-    "sync_every": SYNC_EVERY,
-    "num_fragments": 2,
-    "fragment_sync_delay": 20,
-    "quantization_bits": 4,
-}
+STREAMING: dict[str, Any] = {"sync_every": SYNC_EVERY, "num_fragments": 2, "quantization_bits": 4}
 NEAR = LineKind()
 FAR = LineKind(delay_s=0.05, bytes_per_s=20e6 / 8)
 LONG = LineKind(delay_s=0.01, bytes_per_s=100e6 / 8)
@@ -225,13 +221,18 @@ def train_loosely(
 
 
 def in_three_ways(
-    workers: Workers, loosely: Run, synchronous: Run, line: LineKind, outer: Mapping[str, Any]
+    workers: Workers,
+    loosely: Run,
+    synchronous: Run,
+    line: LineKind,
+    outer: Mapping[str, Any],
+    streaming: Mapping[str, Any],
 ) -> dict[str, Trained]:
     """Train in all ways. The synchronous one may take fewer steps, as many as its speed needs."""
     return {
         "DDP": train_synchronously(workers, synchronous, line),
         f"DiLoCo, H={SYNC_EVERY}": train_loosely(workers, loosely, line, PLAIN, **outer),
-        "streaming, 4 bits": train_loosely(workers, loosely, line, STREAMING, quantization_bits=4, **outer),
+        "streaming, 4 bits": train_loosely(workers, loosely, line, streaming, quantization_bits=4, **outer),
     }
 
 
@@ -253,9 +254,16 @@ def started(workers: Workers, run: Run, steps: int) -> Iterator[str]:
         yield path
 
 
-def compare_losses(workers: Workers, run: Run, loosely: Run, outer: Mapping[str, Any], verdicts: Verdicts) -> None:
+def compare_losses(
+    workers: Workers,
+    run: Run,
+    loosely: Run,
+    outer: Mapping[str, Any],
+    stream: Mapping[str, Any],
+    verdicts: Verdicts,
+) -> None:
     print(f"\nloss and bytes: {title_of(run)}, {run.steps} steps, {run.tokens:,} tokens in all")
-    ways = in_three_ways(workers, loosely, run, NEAR, outer)
+    ways = in_three_ways(workers, loosely, run, NEAR, outer, stream)
     ddp = ways["DDP"]
     print(f"{'':20}{'loss':>8}{'by DDP':>9}{'MB':>10}{'DDP by it':>11}{'tokens/s':>11}")
     for name, way in ways.items():
@@ -270,12 +278,14 @@ def compare_losses(workers: Workers, run: Run, loosely: Run, outer: Mapping[str,
     verdicts.judge("DDP's bytes, by streaming's", ddp.bytes / streaming.bytes, at_least=150)
 
 
-def compare_speeds(workers: Workers, run: Run, outer: Mapping[str, Any], verdicts: Verdicts) -> None:
+def compare_speeds(
+    workers: Workers, run: Run, outer: Mapping[str, Any], stream: Mapping[str, Any], verdicts: Verdicts
+) -> None:
     loosely = replace(run, last_step=2 * SYNC_EVERY)
     synchronous = replace(run, last_step=12)
     mbit = 8 * FAR.bytes_per_s / 1e6
     print(f"\nlines of {1000 * FAR.delay_s:.0f} ms each way and {mbit:.0f} Mbit/s: {title_of(run)}")
-    ways = in_three_ways(workers, loosely, synchronous, FAR, outer)
+    ways = in_three_ways(workers, loosely, synchronous, FAR, outer, stream)
     ddp = ways["DDP"]
     print(f"{'':20}{'tokens/s':>10}{'by DDP':>9}{'waiting':>9}")
     for name, way in ways.items():
@@ -452,22 +462,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--loose-rate", type=float, help="rate of learning of DiLoCo's workers (default: --rate)")
     parser.add_argument("--outer-lr", type=float, default=0.7, help="rate of the outer SGD (default: 0.7)")
     parser.add_argument("--outer-momentum", type=float, default=0.9, help="its momentum, 0 for none (default: 0.9)")
+    parser.add_argument("--delay", type=int, default=5, help="steps that a fragment is on its way (default: 5)")
+    parser.add_argument("--alpha", type=float, default=0.0, help="weight of local progress in them (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first parameters and of dropout (default: 0)")
     parser.add_argument("--millions", type=float, default=100, help="parameters of the server's model, in millions")
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=["bf16", "4-bit"], help="formats of deltas")
     options = parser.parse_args(arguments)
     print(f"{machine()}, {datetime.datetime.now(datetime.UTC).date()}, load {os.getloadavg()[0]:.1f}")
     verdicts = Verdicts()
-    run = Run(steps=options.steps, width=options.width, depth=options.depth, learning_rate=options.rate)
+    run = Run(
+        steps=options.steps,
+        width=options.width,
+        depth=options.depth,
+        learning_rate=options.rate,
+        seed=options.seed,
+    )
     loosely = replace(run, learning_rate=options.loose_rate or options.rate)
     outer = {"outer_lr": options.outer_lr, "outer_momentum": options.outer_momentum}
+    stream = {**STREAMING, "fragment_sync_delay": options.delay, "fragment_update_alpha": options.alpha}
     if {"loss", "line", "waits"} & set(options.only):
         with Workers() as workers:
             if "loss" in options.only:
                 with started(workers, run, options.start_steps) as path:
                     start = {"start_file": path, "read_steps": options.start_steps}
-                    compare_losses(workers, replace(run, **start), replace(loosely, **start), outer, verdicts)
+                    compare_losses(workers, replace(run, **start), replace(loosely, **start), outer, stream, verdicts)
             if "line" in options.only:
-                compare_speeds(workers, run, outer, verdicts)
+                compare_speeds(workers, run, outer, stream, verdicts)
             if "waits" in options.only:
                 measure_waits(workers, verdicts)
     if "server" in options.only:

@@ -1,8 +1,8 @@
 """The mean of a round's deltas, and how far they agree with it, in one pass over them.
 
 The pass goes through all deltas at once, in chunks. Each chunk of the mean is handed on while it is in the processor's
-cache. The angle to the mean is unknown before the mean is, so each chunk is decoded twice, the second time from the
-cache. Chunks of all workers in float64 would not fit into it, and were slower.
+cache. The angle to the mean is unknown before the mean is, so each chunk is read twice, the second time from the cache.
+Chunks of all workers in float64 would not fit into it, and were slower.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from .compression import Compressed
 from .frames import BUFFER_PREFIX, ArrayFrame
-from .tensors import CHUNK, FlatTensors, decode_into, product_of, squares_of
+from .tensors import CHUNK, FlatTensors, product_of, squares_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,8 +69,9 @@ class DeltaMeans:
         Each is a slice of the flat tensor, and its values in float32. The next one overwrites them.
         """
         begin = 0
-        for parts in zip(*(table.chunks(name) for table in self._tables), strict=True):
-            size = math.prod(parts[0].shape)
+        for received in zip(*(table.chunks(name) for table in self._tables), strict=True):
+            parts = [part.decoded() if isinstance(part, Compressed) else part for part in received]
+            size = len(parts[0])
             chunk = slice(begin, begin + size)
             sums = self._sum(parts, size).div_(sum(self._weights))
             mean = self._mean[:size].copy_(sums)
@@ -89,19 +90,19 @@ class DeltaMeans:
             cosines=dict(zip(self._workers, map(_cosine, self._dots, lengths), strict=True)),
         )
 
-    def _sum(self, parts: Sequence[torch.Tensor | Compressed], size: int) -> torch.Tensor:
+    def _sum(self, parts: Sequence[torch.Tensor], size: int) -> torch.Tensor:
         """Return the weighted sum of chunks in float64, in the order of the workers' ids."""
         sums, row = self._sums[:size], self._row[:size]
         for number, (part, weight) in enumerate(zip(parts, self._weights, strict=True)):
-            values = decode_into(sums if number == 0 else row, part)
+            values = (sums if number == 0 else row).copy_(part)
             if weight != 1:
                 values.mul_(weight)
             if number:
                 sums.add_(values)
         return sums
 
-    def _compare(self, name: str, chunk: slice, parts: Sequence[torch.Tensor | Compressed], mean: torch.Tensor) -> None:
-        """Add to the scalar products. Chunks are decoded again: float32 of all workers would not fit into a cache."""
+    def _compare(self, name: str, chunk: slice, parts: Sequence[torch.Tensor], mean: torch.Tensor) -> None:
+        """Add to the scalar products. Chunks in bfloat16 are widened again, which is cheaper than keeping them wide."""
         if self._direction is not None:
             if name not in self._direction:
                 return
@@ -109,7 +110,7 @@ class DeltaMeans:
             self._compared += squares_of(mean)
         values = self._part[: len(mean)]
         for number, part in enumerate(parts):
-            self._dots[number] += product_of(decode_into(values, part), mean)
+            self._dots[number] += product_of(part if part.dtype is mean.dtype else values.copy_(part), mean)
 
 
 def _cosine(dot: float, lengths: float) -> float | None:

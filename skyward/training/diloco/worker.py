@@ -76,7 +76,8 @@ class DiLoCoWorker:
             time (Dynamic Local Updates, arXiv 2401.09135). The server advises the number in its answers to heartbeats.
         num_fragments: Parts of the model that are exchanged one after another, the same for all workers.
         fragment_sync_delay: Inner steps between sending a fragment and applying the answer. 0: the step that sends it
-            waits for the answer. An answer is applied before the next fragment is sent, however large the delay.
+            waits for the answer. An answer is applied before the next fragment is sent, however large the delay. Set as
+            few steps as the transfer takes, because the loss grows with the delay.
         fragment_update_alpha: Weight of the worker's own values when an answer is applied, between 0 and 1. None: 0.5
             with a delay, and 0 without, which takes the others' values alone.
         quantization_bits: Bits of each value that is sent, 8 or 4, with error feedback; 0: as `bf16_comm` says.
