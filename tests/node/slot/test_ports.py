@@ -31,7 +31,7 @@ def test_a_port_with_a_listener_is_not_given_out(monkeypatch: pytest.MonkeyPatch
         taken = stranger.getsockname()[1]
         free = PortLocks("127.0.0.1")
         drawn = iter([taken, taken, 21_234])
-        monkeypatch.setattr("random.randint", lambda first, last: next(drawn))
+        monkeypatch.setattr("random.choice", lambda ports: next(drawn))
         assert free.reserve() == 21_234
         free.release_all()
 
@@ -75,7 +75,7 @@ def test_a_single_lock_that_cannot_be_made_is_skipped(monkeypatch: pytest.Monkey
     monkeypatch.setattr("skyward.core.ownership._LONGEST_BASE", 1000)
     (tmp_path / f"skyward-ports-{os.getuid()}" / "20001").mkdir(parents=True)
     drawn = iter([20_001, 20_002])
-    monkeypatch.setattr("random.randint", lambda first, last: next(drawn))
+    monkeypatch.setattr("random.choice", lambda ports: next(drawn))
     ports = PortLocks("127.0.0.1")
     assert ports.reserve() == 20_002
     ports.release_all()
