@@ -124,7 +124,7 @@ class Transfers:
             return False
         # The node with the fewest transfers: with a value on its way to many nodes, those that have it share the work.
         busy = [one.source for one in active]
-        source = min(sources, key=busy.count)
+        source = min(sources, key=lambda link: (busy.count(link), link.node))
         number = next(self._ledger.numbers)
         self._open[number] = one = _Transfer(blob, source, target)
         order: dict[str, Any] = {"digest": blob.digest.hex(), "secret": one.secret, "keys": self._keys}
