@@ -15,7 +15,6 @@ import pickle
 import resource
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -30,12 +29,8 @@ from ...wire.channel import BLOBS, CONTROL, RESULTS
 from ...wire.frames import PROTOCOL_VERSION, Frame, FrameKind
 from ...wire.stream import StreamChannel
 from ...wire.task_channel import pieces_of
-from ..dialler import CommandEnds, Connect, DialledEnds
 from ..direct import DirectEngine
-from ..lender import command_to
 from ..link import Readable
-from ..ray.driving import DriverOrder, RayDriver
-from ..ray.links import RayWays
 from .client_calls import ClientCalls, must_be_known
 from .client_link import ClientLink
 from .door import LinkRefused, PassedEnds
@@ -45,6 +40,7 @@ from .kept_output import KeptOutput
 from .kept_state import store_of
 from .lending import LentLinks
 from .messages import HeadConfig, OpenCall
+from .node_ways import NodeWays
 from .plain import dump_plain, load_plain
 from .references import ClientReferences
 from .relays import RelayedChannels, RelayedLines, RelayedMachines
@@ -102,6 +98,7 @@ class Head:
         self._relay.tell = self._tell
         self._shared: dict[int, int] = {}
         """Sessions of the program's requests of shared state, by its own numbers."""
+        self._ways = NodeWays(config, engine, self.turns, lent=self._lent, request=self._request, kept=self._kept)
         self._requests = Requests(
             self._tell, self._later_on, verbs=self._verbs(), slow=self._slow_verbs(), later=self._later()
         )
@@ -113,16 +110,6 @@ class Head:
         self.settle = self._settling.settle
         if self.turns.is_detached:
             engine.link_repair.may_ask = self._may_replace
-        self._ways = RayWays(
-            self._lent_way,
-            engine.link_repair.move,
-            lacks=partial(self._requests.tell, "ray_lacks"),
-            carries=self._on_carried,
-        )
-        self._driver = RayDriver(self._ways, self._on_ray_lost)
-        self._ray_lost: tuple[str, str] | None = None
-        """Folder of the last Ray and the reason of its end; None while there may be one."""
-        engine.nodes.opener.way_to = self._way_to
         self._register()
 
     # The client ---------------------------------------------------------------------------------------------------
@@ -206,7 +193,7 @@ class Head:
             else:
                 self._calls.change_client(client)
             self._tell_facts()
-            self._tell_of_ray()
+            self._ways.tell_of_ray()
         self.tell_kept_output()
         self._tell_losses()
         self._ledger.watcher.add(client)
@@ -257,12 +244,8 @@ class Head:
         state = self._kept.state
         machines = load_plain(state["machines"]) if "machines" in state else []
         lost_before = frozenset(state.get("lost", ()))
-        if "ray" in state:  # first, because the other nodes are reached by it
-            self._driver.start(DriverOrder(**state["ray"]))
-            others = [m for m in machines if m.folder != self._config.node_folder and m.node not in lost_before]
-            # Nothing renews a lease meanwhile, the own one included: half of it is for all that comes next.
-            self._ways.await_ready(others, min((machine.lease_s for machine in others), default=0.0) / 2)
         wanted = [machine for machine in machines if machine.node not in lost_before]
+        self._ways.go_on(wanted)  # first, because the other nodes are reached by it
         there = self.engine.nodes.open_again(wanted, self._config.node_folder)
         with self._ledger:  # so that no frame of a node is handled before its task is known
             self.engine.use_again(machines, there)
@@ -303,7 +286,7 @@ class Head:
     def _on_up(self, node: int) -> None:
         link = self._ledger.links[node]
         link.settle = partial(self._settling.handled, link)
-        if self._ledger.machines[node].folder == self._config.node_folder:
+        if self._ways.is_beside(self._ledger.machines[node]):
             self.engine.transfers.beside = node
             if isinstance(link, GatedLink) and not self.turns.is_detached:
                 ask = partial(self._requests.begin, "came")
@@ -403,28 +386,11 @@ class Head:
         for call, message in lines:
             self._tell_in_pieces(FrameKind.LOG, call, message, RESULTS)
 
-    def _way_to(self, machine: Machine) -> Connect:
-        """Return the function that opens a link to an agent: here by its socket, elsewhere by Ray or the client."""
-        if machine.folder == self._config.node_folder:
-            return partial(CommandEnds, command_to(machine))
-        return self._ways.way_to(machine)
-
-    def _lent_way(self, machine: Machine) -> Connect:
-        return partial(self._lend, machine)
-
-    def _lend(self, machine: Machine) -> DialledEnds:
-        """Open a channel that the client lends. Raises Unreachable if a detached pool has no client at the moment."""
-        if self.turns.is_detached and not self.turns.is_linked:
-            text = f"node {machine.node}: Ray does not reach it, and no client lends a channel; attach to the pool"
-            raise Unreachable(text, node=None)
-        return self._lent.way_to(machine)()
-
     def close(self) -> None:
         """End everything. The agents end when the client tells them, or with their leases."""
         self._requests.close()
         self.engine.close()
-        self._driver.stop()
-        self._lent.close()
+        self._ways.close()
 
     # To the client --------------------------------------------------------------------------------------------------
 
@@ -432,6 +398,9 @@ class Head:
         client = self.turns.client
         if client is not None:
             client.tell(kind, number, body, lane, priority)
+
+    def _request(self, verb: str, *arguments: Any) -> None:
+        self._requests.tell(verb, *arguments)
 
     def _later_on(self, action: Callable[[], object]) -> None:
         """Call a function at the end of this block of the ledger, without the lock."""
@@ -463,7 +432,7 @@ class Head:
 
     def _may_replace(self, node: int) -> bool:
         """Return whether the client of a detached pool can replace a node now. The one beside the head stays lost."""
-        is_beside = self._ledger.machines[node].folder == self._config.node_folder
+        is_beside = self._ways.is_beside(self._ledger.machines[node])
         return self.turns.is_linked and self.turns.replaces and not is_beside
 
     # Lost nodes of a detached pool. They need the ledger's lock.
@@ -532,7 +501,7 @@ class Head:
             "extend": self._extend,
             "limit": self._limit,
             "leave": self.turns.go,
-            "ray_there": self._ray_there,
+            "ray_there": self._ways.ray_there,
             "ray_runs": lambda companions: self._note(companions=companions),
             "there": lambda: engine.members.there,
             "is_idle": lambda: engine.members.is_idle,
@@ -546,7 +515,7 @@ class Head:
         return {
             "use": self._use,
             "go_on_after": self._go_on_after,
-            "ray_stands": self._drive,
+            "ray_stands": self._ways.drive,
             "ask": engine.questions.ask,
             "cancel_all": engine.cancel_all,
             "close_actors": engine.actors.close_all,
@@ -589,50 +558,7 @@ class Head:
             self._note(machines=dump_plain(machines))
         self.engine.use(machines, self._machines)
         if len(machines) < 2:
-            self._go_alone()
-
-    # Ray --------------------------------------------------------------------------------------------------------------
-
-    def _drive(self, python: str, folder: str, here: str, address: str) -> None:
-        order = DriverOrder(python=python, folder=folder, here=here, address=address, pool=self._config.pool)
-        with self._ledger:
-            self._note(ray=asdict(order))
-        self._ray_lost = None
-        self._driver.start(order)
-
-    def _on_carried(self, by_ray: frozenset[int], missing: frozenset[int]) -> None:
-        self._requests.tell("ray_carries", sorted(by_ray), sorted(missing))
-        if by_ray and not missing:
-            self._go_alone()
-
-    def _go_alone(self) -> None:
-        """Note that a detached pool needs no client from now on: the head reaches all nodes."""
-        with self._ledger:
-            if self.turns.is_detached and not self.turns.goes_alone:
-                self.turns.goes_alone = True
-                with contextlib.suppress(UsageError):  # the disk is full; the next head finds out itself
-                    self._note(goes_alone=True)
-
-    def _on_ray_lost(self, folder: str, why: str) -> None:
-        self._ray_lost = folder, why
-        self._ways.is_lost()
-        self._requests.tell("ray_is_lost", folder, why)
-
-    def _tell_of_ray(self) -> None:
-        """Tell a client what it may have missed while the head was away."""
-        self._requests.tell("ray_carries", sorted(self._ways.by_ray), sorted(self._ways.missing))
-        if self._ray_lost is not None:
-            self._requests.tell("ray_is_lost", *self._ray_lost)
-
-    def _ray_there(self) -> dict[str, Any]:
-        """Return what the next client of a detached pool needs to know about Ray."""
-        state = {} if self._kept is None else self._kept.state
-        order = state.get("ray", {})
-        return {
-            "address": order.get("address", ""),
-            "companions": state.get("companions", {}),
-            "carries": bool(order) and not self._ways.missing and self._ray_lost is None,
-        }
+            self._ways.go_alone()
 
     # Answers ----------------------------------------------------------------------------------------------------------
 
