@@ -38,6 +38,7 @@ from .head.messages import HeadConfig
 from .head.place import HeadPlace
 from .head.requests import Requests
 from .head_link import HeadLink, HeadRepair, NoWidth
+from .head_machines import HeadMachines
 from .hosted_calls import HostedCalls
 from .hosted_frames import HostedFrames
 from .hosted_parts import (
@@ -111,14 +112,14 @@ class HostedEngine:
         self._counts = TaskCounts(busy=0, queued=0, ended=0, failed=0)
         self._is_heard = False
         """Whether somebody wants to hear of each task."""
-        self._source: Machines | None = None
         self._numbers = numbers = SessionNumbers()
         self.ledger = ledger = Ledger(Scheduler(config.kept), numbers)
+        self._machines = HeadMachines(ledger, self._on_node_lost)
         self.requests = requests = Requests(
             self._tell,
             self._later,
-            verbs={**self._quick_verbs(), **(raiser.verbs if raiser else {})},
-            slow={**self._verbs(), **(raiser.slow_verbs if raiser else {})},
+            verbs={**self._verbs(), **(raiser.verbs if raiser else {})},
+            slow={**self._machines.verbs, "find_actor": self._find_actor, **(raiser.slow_verbs if raiser else {})},
             numbers=numbers,
         )
         self.nodes = HostedNodes(ledger, requests)
@@ -201,7 +202,7 @@ class HostedEngine:
 
     def start(self, machines: list[Machine], source: Machines | None) -> None:
         raise_file_limit()
-        self._source = source
+        self._machines.source = source
         self.ledger.machines.update((machine.node, machine) for machine in machines)
         self._command = self._heads.start()
         dialler = self._dialler()
@@ -456,21 +457,12 @@ class HostedEngine:
 
     # Verbs of the head ----------------------------------------------------------------------------------------------
 
-    def _quick_verbs(self) -> dict[str, Callable[..., Any]]:
+    def _verbs(self) -> dict[str, Callable[..., Any]]:
         return {
             "actor_moved": self._actor_moved,
             "came": lambda: None,
             "retried": self._retried,
             "thing": lambda kind, name, is_there: self._heads.note_thing((kind, name), is_there=is_there),
-        }
-
-    def _verbs(self) -> dict[str, Callable[..., Any]]:
-        return {
-            "replace": self._replace,
-            "prepare_replacement": lambda node: self._machines().prepare_replacement(node),
-            "give_up": self._give_up,
-            "why_gone": lambda node: self._machines().why_gone(node),
-            "find_actor": self._find_actor,
         }
 
     def _actor_moved(self, number: int, node: int | None) -> None:
@@ -479,25 +471,9 @@ class HostedEngine:
     def _retried(self, number: int, left: tuple[Any, ...]) -> None:
         self._calls.retried(number, left)
 
-    def _machines(self) -> Machines:
-        assert self._source is not None
-        return self._source
-
-    def _replace(self, node: int) -> Machine | None:
+    def _on_node_lost(self, node: int) -> None:
         self._calls.doubt(node)
         self._heads.node_replaced(node)
-        machine = self._machines().replace(node)
-        with self.ledger:
-            if machine is None:
-                self.ledger.machines.pop(node, None)
-                return None
-            self.ledger.machines[node] = machine
-        return without_ways(machine)
-
-    def _give_up(self, node: int) -> None:
-        with self.ledger:  # first, so that no Ray is started there anymore
-            self.ledger.machines.pop(node, None)
-        self._machines().give_up(node)
 
     def _find_actor(self, name: str) -> bytes:
         payload = self.actors.find(name)

@@ -1,0 +1,138 @@
+"""Doubts of a client: which calls a node may have run that was lost before the head was."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from skyward.calls.options import CallOptions
+from skyward.engine.dialler import DialledEnds, Dialler
+from skyward.engine.head.messages import OpenCall
+from skyward.engine.head.requests import Requests
+from skyward.engine.head_link import HeadLink
+from skyward.engine.head_machines import HeadMachines
+from skyward.engine.hosted_calls import HostedCalls
+from skyward.engine.ledger import Ledger
+from skyward.errors import Unreachable
+from skyward.schedule.scheduler import Scheduler
+from skyward.values.machine import Gone, Machine
+from skyward.wire.ends import Ends
+from skyward.wire.payloads import Encoded
+from skyward.wire.stream import StreamChannel
+from skyward.wire.tasks import Mode, TaskHead
+from tests.engine.parts import NotedTask, function
+
+
+class Client:
+    """Calls of a client, and its source of machines. Its head is never reached."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger(Scheduler())
+        self.ledger.is_open = True
+        self.calls = HostedCalls(self.ledger, Requests(lambda *frame: None, lambda action: None), is_detached=False)
+        self.machines = HeadMachines(self.ledger, self.calls.doubt)
+        self.machines.source = self
+        self._links: list[HeadLink] = []
+        self.told: list[OpenCall] = []
+        """Calls as the next head gets them that begins during a launch."""
+        self.calls.link = self._link()
+
+    def close(self) -> None:
+        with self.ledger:
+            for task in list(self.ledger.tasks.values()):
+                self.calls.forget(task)
+        for link in self._links:
+            link.channel.close()
+        self.ledger.watcher.close()
+
+    def _link(self) -> HeadLink:
+        dialler = Dialler(refuse, role="client", pool="pool", node=0)
+        fd = os.open(os.devnull, os.O_RDWR)  # takes all frames
+        dialler.channel.attach(Ends(fd, fd), 0)
+        link = HeadLink({}, dialler)
+        self._links.append(link)
+        return link
+
+    def submit(self, nodes: tuple[int, ...] | None, *, is_begun: bool = True) -> int:
+        task = NotedTask(
+            id=next(self.ledger.numbers),
+            name="work",
+            head=TaskHead(function().digest, Mode.CALL, 0, 0, 0),
+            function=function(),
+            payload=Encoded(b"arguments"),
+            options=CallOptions(),
+        )
+        self.calls.submit(task, nodes, 0.0)
+        task.attempt = int(is_begun)
+        return task.id
+
+    def change_head(self, *, lost: frozenset[int] = frozenset(), beside: frozenset[int] = frozenset()) -> None:
+        """Change to another head, which has to know how far each call is."""
+        before = self.calls.link
+        assert before is not None
+        assert isinstance(before.channel, StreamChannel)
+        assert before.channel.flush(), "what no link has carried needs no doubt"
+        link = self.calls.link = self._link()
+        with self.ledger:
+            self.told = self.calls.send_all_again(before, link, lost, beside)
+
+    def doubtful(self) -> set[int]:
+        return {call.number for call in self.told if call.is_in_doubt}
+
+    # The source of machines
+
+    def replace(self, node: int) -> Machine | None:
+        self.change_head()
+        return None
+
+    def prepare_replacement(self, node: int) -> bool:
+        return False
+
+    def give_up(self, node: int) -> None: ...
+
+    def why_gone(self, node: int) -> Gone | None:
+        return None
+
+
+def refuse() -> DialledEnds:
+    raise Unreachable("nobody is there", node=0)
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    client = Client()
+    yield client
+    client.close()
+
+
+def test_calls_of_a_lost_node_are_in_doubt_before_another_machine_is_launched(client: Client) -> None:
+    """A head that begins during the launch finds a new machine at the node, which holds none of them."""
+    anywhere, on_it, waits = client.submit(None), client.submit((0, 1)), client.submit((0,), is_begun=False)
+    client.submit((1,))
+    assert client.machines.replace(0) is None
+    assert len(client.told) == 4
+    assert client.doubtful() == {anywhere, on_it}, f"{waits} was not sent to a node"
+
+
+def test_a_call_that_an_earlier_head_had_is_in_doubt_unless_it_cannot_have_run_there(client: Client) -> None:
+    number = client.submit((0,), is_begun=False)
+    client.change_head()
+    assert not client.doubtful()
+    client.calls.doubt(1)
+    client.change_head()
+    assert not client.doubtful()
+    client.calls.doubt(0)
+    client.change_head()
+    assert client.doubtful() == {number}
+
+
+def test_a_doubt_is_kept_for_all_heads_to_come(client: Client) -> None:
+    number = client.submit(None)
+    client.calls.doubt(0)
+    later = client.submit(None)
+    for _ in range(3):
+        client.change_head()
+        assert client.doubtful() == {number}
+    assert later in {call.number for call in client.told}
