@@ -119,7 +119,7 @@ class HostedEngine:
             self._tell,
             self._later,
             verbs={**self._verbs(), **(raiser.verbs if raiser else {})},
-            slow={**self._machines.verbs, "find_actor": self._find_actor, **(raiser.slow_verbs if raiser else {})},
+            slow={**self._machines.verbs, **self._slow_verbs(), **(raiser.slow_verbs if raiser else {})},
             numbers=numbers,
         )
         self.nodes = HostedNodes(ledger, requests)
@@ -131,7 +131,7 @@ class HostedEngine:
         self.questions = HostedQuestions(requests)
         self.channels = HostedChannels(ledger, {})
         self.shared = HostedShared(requests, numbers)
-        self.values = HostedValues(ledger, requests, ledger.numbers.__next__)
+        self.values = HostedValues(ledger, requests, ledger.numbers.__next__, keeps_copies=not is_detached)
         self.actors = HostedActors(ledger, requests)
         self.builder = TaskBuilder(
             ledger.numbers.__next__, self.nodes.ranks_per_node, self.cancel_gang, config.default_timeout_s
@@ -465,6 +465,9 @@ class HostedEngine:
             "thing": lambda kind, name, is_there: self._heads.note_thing((kind, name), is_there=is_there),
         }
 
+    def _slow_verbs(self) -> dict[str, Callable[..., Any]]:
+        return {"find_actor": self._find_actor, "put_again": self._put_again}
+
     def _actor_moved(self, number: int, node: int | None) -> None:
         self.actors.moved(number, node)
 
@@ -480,6 +483,9 @@ class HostedEngine:
         if payload.blobs:
             raise InternalError(f"actor {name!r}: its handle is too large; report this bug")
         return payload.body
+
+    def _put_again(self, digest: bytes) -> bool:
+        return self.values.put_again(digest)
 
     # Monitoring -----------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakValueDictionary
 
 from ..calls.futures import Future, may_wait, refuse_to_wait, values_of
 from ..errors import InternalError, PoolClosed, SkywardError
@@ -30,12 +31,15 @@ class HostedBlob(RemoteBlob, Elsewhere):
         size: Size in bytes.
         number: The head's number of the reference.
         values: Values that stay, of the same engine.
+        own: The program's copy, for another head; None: it has none.
     """
 
-    def __init__(self, digest: bytes, size: int, number: int, values: HostedValues) -> None:
+    def __init__(self, digest: bytes, size: int, number: int, values: HostedValues, own: Blob | None = None) -> None:
         super().__init__(digest, size, -1)
-        self._number = number
+        self.own = own
+        self.number = number
         self._values = values
+        values.alive[number] = self
 
     def here(self) -> None:
         return None
@@ -47,8 +51,8 @@ class HostedBlob(RemoteBlob, Elsewhere):
         return KeptValue(pickled, self._values)
 
     def __del__(self) -> None:
-        if getattr(self, "_number", 0):  # missing if the constructor was interrupted
-            self._values.forget_soon(self._number)
+        if getattr(self, "number", 0):  # missing if the constructor was interrupted
+            self._values.forget_soon(self.number)
 
 
 class HostedValues:
@@ -58,13 +62,19 @@ class HostedValues:
         ledger: Shared state of the client's engine.
         requests: Requests to the head.
         next_number: Returns a number that nothing else has.
+        keeps_copies: Whether another head may need what the program has put.
     """
 
-    def __init__(self, ledger: Ledger, requests: Requests, next_number: Callable[[], int]) -> None:
+    def __init__(
+        self, ledger: Ledger, requests: Requests, next_number: Callable[[], int], *, keeps_copies: bool = True
+    ) -> None:
         self._ledger = ledger
         self._requests = requests
         self._next_number = next_number
+        self._keeps_copies = keeps_copies
         self.link: HeadLink | None = None
+        self.alive: WeakValueDictionary[int, HostedBlob] = WeakValueDictionary()
+        """Blobs that something here refers to, by the head's number."""
         self.soon: Callable[[Callable[[], object]], object] = lambda action: None
         """Lets the I/O thread do something soon; for finalizers."""
         self._held: dict[int, dict[bytes, HostedBlob]] = {}
@@ -95,7 +105,8 @@ class HostedValues:
             self._ledger.dirty.add(link)
             places = [(blob.digest, blob.size, self._next_number()) for blob in payload.blobs]
             made = self._requests.begin("put", places, nodes, priority=BLOBS)
-        blobs = tuple(HostedBlob(digest, size, number, self) for digest, size, number in places)
+        copies: dict[bytes, Blob] = own if self._keeps_copies else {}
+        blobs = tuple(HostedBlob(digest, size, number, self, copies.get(digest)) for digest, size, number in places)
         if may_wait():
             try:
                 made.result()
@@ -113,6 +124,23 @@ class HostedValues:
         if self.link is None:
             raise PoolClosed("pool: not open yet; use it inside its `with` block")
         return self.link
+
+    def put_again(self, digest: bytes) -> bool:
+        """Send another head the bytes of a value that was put. Return False if there is no copy here. Blocks."""
+        found = [blob for blob in self.alive.values() if blob.digest == digest and blob.own is not None]
+        if not found or found[0].own is None:
+            return False
+        own = found[0].own
+        with self._ledger:
+            link = self._link()
+            link.hold_blob(own)
+            self._ledger.dirty.add(link)
+            made = self._requests.begin("put", [(digest, own.size, found[0].number)], (), priority=BLOBS)
+        try:
+            made.result()
+        finally:
+            self._release(link, (own,))
+        return True
 
     def nodes_of(self, blobs: tuple[Blob, ...]) -> tuple[int, ...]:
         """Return the nodes that have all of these blobs; none if there are no blobs."""
@@ -191,6 +219,15 @@ class HostedValues:
             self._ledger.after.append(lambda: future.settle_error(lost))
         else:
             self._ledger.after.append(lambda: future.settle(blob))
+
+    def go_on(self, link: HeadLink) -> None:
+        """Tell another head which references there are, and ask it for what an earlier one has not sent."""
+        self._held.clear()
+        places = [(blob.digest, blob.size, number) for number, blob in sorted(self.alive.items())]
+        if places:
+            self._requests.tell("refer_again", places)
+        for number, waiting in self._fetches.items():
+            link.channel.queue(FrameKind.FETCH, number, b"".join(waiting), priority=BLOBS)
 
     def close(self) -> None:
         """Fail those who wait for a blob."""

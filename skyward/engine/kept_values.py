@@ -22,7 +22,7 @@ from ..calls.futures import Future, refuse_to_wait, values_of
 from ..core.records import dataclass
 from ..errors import PoolClosed, RefLost, UsageError
 from ..values.ref import Elsewhere, Pickled, Ref
-from ..wire.blobs import DIGEST_SIZE, Blob
+from ..wire.blobs import DIGEST_SIZE, Blob, unpack_places
 from ..wire.channel import BLOBS
 from ..wire.frames import Frame, FrameKind
 from ..wire.payloads import Encoded
@@ -92,6 +92,8 @@ class _Fetch:
     """Callers that need it."""
     stuck: list[NodeLink] = field(default_factory=list)
     """Nodes that have it and cannot send it now. It is not lost there."""
+    is_recovered: bool = False
+    """Whether the one who put it was asked for its bytes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,6 +132,10 @@ class KeptValues:
         """Open fetches, by number."""
         self._coming: dict[tuple[NodeLink, bytes], list[Future[Blob | None]]] = {}
         """Callers whose blob is on its way to their node from another one, by node and name of the blob."""
+        self._before: dict[bytes, list[NodeLink]] = {}
+        """Nodes that have a blob from an earlier head, by its name, until it is known who refers to it."""
+        self.recover: Callable[[KeptBlob], Future[bool]] | None = None
+        """Function that asks whoever put a value for its bytes, if no node has them. None: nobody else has any."""
         self._moves: dict[int, _Move] = {}
         """Moves whose target was asked whether it has the blob, by number."""
 
@@ -137,6 +143,19 @@ class KeptValues:
         """Let a node get blobs from others. Needs the ledger's lock."""
         link = self._ledger.links[node]
         link.bring = partial(self._transfers.bring, link)
+        for digest, size, added in unpack_places(link.facts.pop("blobs", "")):
+            self._before.setdefault(digest, []).append(link)
+            if added:
+                link.found(digest, size, added)
+
+    def find(self, blobs: Iterable[KeptBlob]) -> None:
+        """Hold blobs of an earlier head where they are. Needs the ledger's lock, since the nodes are up."""
+        before, self._before = self._before, {}
+        for blob in blobs:
+            for link in before.get(blob.digest, ()):
+                link.found(blob.digest, blob.size, 0)  # a value that has come here before will come again, and drop it
+                link.hold_blob(blob)
+                blob.held_by(link)
 
     # For the pool, without the lock ---------------------------------------------------------------------------------
 
@@ -359,7 +378,8 @@ class KeptValues:
         digest = fetch.blob.digest
         having = [link for link in self._ledger.links.values() if link.has_blob(digest) and link not in fetch.stuck]
         if not having:
-            self._fail(fetch, _stuck(fetch) if fetch.stuck else _lost(fetch.blob))
+            if fetch.stuck or not self._recover(fetch):
+                self._fail(fetch, _stuck(fetch) if fetch.stuck else _lost(fetch.blob))
             return
         fetch.source = source = next((link for link in having if link.channel.is_attached), having[0])
         number = next(self._ledger.numbers)
@@ -367,6 +387,35 @@ class KeptValues:
         # With the priority of blobs: the node may be about to get this very blob.
         source.channel.queue(FrameKind.FETCH, number, digest, priority=BLOBS)
         self._ledger.dirty.add(source)
+
+    def _recover(self, fetch: _Fetch) -> bool:
+        """Ask for the bytes of a blob that no node has. Return False if nobody has them."""
+        if self.recover is None or not isinstance(fetch.blob, KeptBlob) or fetch.is_recovered:
+            return False
+        fetch.is_recovered, fetch.source = True, None
+        number = next(self._ledger.numbers)
+        self._fetches[number] = fetch
+        self.recover(fetch.blob).add_done_callback(lambda _: self._recovered(number))
+        return True
+
+    def _recovered(self, number: int) -> None:
+        with self._ledger:
+            fetch = self._fetches.pop(number, None)
+            if fetch is None:
+                return
+            here = fetch.blob.here()
+            if here is None:
+                self._begin(fetch)
+            else:
+                self._take(fetch, here)
+
+    def _take(self, fetch: _Fetch, blob: Blob) -> None:
+        """Pass on a blob to everybody who needs it."""
+        for needing in fetch.links:
+            if self._ledger.links.get(needing.node) is needing:
+                self._pass_on(blob, needing)
+        for future in fetch.futures:
+            self._ledger.after.append(lambda future=future: future.settle(blob))  # type: ignore[misc]
 
     def on_fetched(self, link: Readable, frame: Frame) -> None:
         """Pass on a blob that has arrived."""
@@ -387,11 +436,7 @@ class KeptValues:
                 fetch.stuck.append(link)
             self._begin(fetch)
             return
-        for needing in fetch.links:
-            if self._ledger.links.get(needing.node) is needing:
-                self._pass_on(blob, needing)
-        for future in fetch.futures:
-            self._ledger.after.append(lambda future=future: future.settle(blob))  # type: ignore[misc]
+        self._take(fetch, blob)
 
     def _pass_on(self, blob: Blob, link: NodeLink) -> None:
         try:

@@ -494,6 +494,12 @@ class NodeLink(Readable, LineEnd):
         entry.added += 1
         entry.is_there = True
 
+    def found(self, digest: bytes, size: int, added: int) -> None:
+        """Record a blob that the node has from an earlier client. `added`: how often it must be dropped."""
+        if digest not in self._blobs:
+            self._blobs[digest] = _Stored(size, 0, added=added, is_there=True)
+            self._blob_bytes += size
+
     @property
     def blob_bytes(self) -> int:
         """Size of all blobs here in bytes."""

@@ -148,7 +148,10 @@ class NextHead:
         error = _lost_with_head()
         self._requests.ask_again(error)
         self._frames.forget_pieces(are_counted=are_counted)
-        self._values.lose(error)
+        if are_counted:
+            self._values.lose(error)
+        else:
+            self._values.go_on(link)
         self._channels.end_open("the head of the pool is gone")
         self._told()
         self._repair.watch(link)
@@ -171,7 +174,6 @@ def without_ways(machine: Machine) -> Machine:
 
 def _lost_with_head() -> NodeLost:
     return NodeLost(
-        "head of the pool: is gone, and has not answered; actors, channels and values that stay on nodes are lost with "
-        "it",
+        "head of the pool: is gone before it has answered, with its actors and channels; try again",
         node=0,
     )

@@ -10,14 +10,16 @@ blobs have no file; their bytes stay in the memory of the process until they are
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import errno
 import mmap
 import os
+import struct
 import threading
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import field
 from typing import Any
 
@@ -30,6 +32,7 @@ from ..errors import InternalError
 from .spares import SpareFile, new_file, seal, spares
 
 DIGEST_SIZE = 16
+_PLACE = struct.Struct("<16sQi")
 _PIECE = 1 << 20
 """Bytes copied at a time, so that a piece is hashed and written while it is in the CPU's cache."""
 _HUGE_FROM = 4 << 20
@@ -53,6 +56,16 @@ def blob_digest(data: memoryview) -> bytes:
     for start in range(0, data.nbytes, _PIECE):
         hasher.update(content_digest(data[start : start + _PIECE]))
     return hasher.digest()
+
+
+def pack_places(places: Iterable[tuple[bytes, int, int]]) -> str:
+    """Pack names of blobs, each with its size and a count."""
+    return base64.b64encode(b"".join(_PLACE.pack(*place) for place in places)).decode()
+
+
+def unpack_places(text: str) -> list[tuple[bytes, int, int]]:
+    """Return what `pack_places` has packed."""
+    return list(_PLACE.iter_unpack(base64.b64decode(text)))
 
 
 _files: set[int] = set()

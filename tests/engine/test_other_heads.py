@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import skyward as sky
-from skyward.errors import NodeLost, StateLost
+from skyward.errors import NodeLost, RefLost, StateLost
 from skyward.testing.engine_suite import appear, wait_for
 from tests.engine.test_hosted_faults import heads_of
 from tests.engines import hosted_pool
@@ -50,12 +50,19 @@ def test_running_calls_go_on_and_waiting_ones_begin_once(pool: sky.ComputePool, 
         return number
 
     agents = pool.agent_pids()
+
+    @sky.compute
+    def total(items: Iterator[int]) -> int:
+        return sum(items)
+
     futures = [sky.compute(wait)(number) > pool for number in range(12)]
+    fed = total(iter(range(100))) > pool
     while len(list(tmp_path.glob("began-*"))) < 4:
         time.sleep(0.01)
     kill_head()
     appear(tmp_path / "go")
     assert [future.result(_LIMIT_S) for future in futures] == list(range(12))
+    assert fed.result(_LIMIT_S) == 4950
     assert [(tmp_path / f"began-{number}").read_text() for number in range(12)] == ["x"] * 12
     assert pool.agent_pids() == agents
     assert sky.compute(abs)(-1) @ pool == [1, 1]
@@ -101,6 +108,38 @@ def test_streams_and_large_values_come_whole(pool: sky.ComputePool, tmp_path: Pa
     assert len(future.result(_LIMIT_S)) == 3_000_000
 
 
+def test_kept_values_stay_where_they_are(pool: sky.ComputePool, tmp_path: Path) -> None:
+    def make(number: int) -> bytes:
+        return bytes([number]) * 600_000
+
+    def first(data: bytes) -> int:
+        appear(tmp_path / "began")
+        wait_for(tmp_path / "go")
+        return data[0]
+
+    def make_late() -> bytes:
+        first(b"7")
+        return b"7" * 600_000
+
+    kept = [sky.compute(make)(number).keep() >> pool.node(number) for number in (0, 1)]
+    put, unused = pool.put(b"5" * 600_000), pool.put(b"6" * 600_000)
+    assert sky.compute(len)(put) >> pool.node(1) == 600_000
+    running: list[Any] = [sky.compute(first)(kept[0]) > pool, sky.compute(make_late)().keep() > pool]
+    wait_for(tmp_path / "began")
+    until(lambda: all(future.running() for future in running))
+    waiting = [sky.compute(first)(ref) > pool for ref in (*kept, put, unused)]
+    kill_head()
+    assert [ref.get()[0] for ref in (kept[1], unused)] == [1, ord("6")]
+    appear(tmp_path / "go")
+    assert running[0].result(_LIMIT_S) == 0
+    late = running[1].result(_LIMIT_S)
+    assert [future.result(_LIMIT_S) for future in waiting] == [0, 1, ord("5"), ord("6")]
+    kill_head()
+    assert all(ref.nodes for ref in (*kept, put, unused, late))
+    assert [ref.get()[0] for ref in (*kept, put, unused, late)] == [0, 1, ord("5"), ord("6"), ord("7")]
+    assert sky.compute(len)(late) @ pool == [600_000] * 2
+
+
 def test_state_that_only_the_head_had_is_lost_with_an_error(pool: sky.ComputePool, tmp_path: Path) -> None:
     class Counter:
         def __init__(self) -> None:
@@ -122,7 +161,6 @@ def test_state_that_only_the_head_had_is_lost_with_an_error(pool: sky.ComputePoo
 
     counter: Any = sky.actor(Counter)() >> pool
     assert (counter.more() >> pool) == 1
-    ref = pool.put(os.urandom(500_000))
     pool.event("steps").set()
     running = sky.compute(use)("of a task", str(tmp_path / "go")) > pool
     wait_for(tmp_path / "used")
@@ -134,8 +172,6 @@ def test_state_that_only_the_head_had_is_lost_with_an_error(pool: sky.ComputePoo
             pool.event(name).set()
     pool.event("other").set()
     assert pool.event("other").is_set()
-    with pytest.raises(sky.errors.RefLost):
-        ref.get()
     with pytest.raises(sky.errors.SkywardError):
         counter.more() >> pool
 
@@ -150,6 +186,9 @@ def test_calls_of_a_node_that_is_lost_with_the_head_are_in_doubt(tmp_path: Path)
     others = heads_of(os.getpid())
     events: list[sky.events.Event] = []
     with hosted_pool(nodes=2, concurrency=1, logs=False, on_event=events.append) as pool:
+        kept = [sky.compute(bytes)(600_000).keep() >> pool.node(node) for node in (0, 1)]
+        kept.append(sky.compute(bytes)(700_000).keep() >> pool.node(0))
+        put = pool.put(b"x" * 600_000, nodes=[0])
         safe = sky.compute(wait)("safe") > pool.node(1)
         lost = sky.compute(wait)("lost") > pool.node(0)
         again = sky.compute(wait)("again").with_options(retries=1) > pool.node(0)
@@ -162,6 +201,9 @@ def test_calls_of_a_node_that_is_lost_with_the_head_are_in_doubt(tmp_path: Path)
         appear(tmp_path / "go")
         assert [future.result(_LIMIT_S) for future in (safe, again, named)] == ["safe", "again", "named"]
         assert max(len((tmp_path / name).read_text()) for name in ("safe", "lost", "named")) == 1
+        assert [len(ref.get()) for ref in (*kept[:2], put)] == [600_000] * 3, "node 1 has the first two"
+        with pytest.raises(RefLost, match="are gone"):
+            kept[2].get()
         assert sky.compute(abs)(-1) @ pool == [1, 1]
     (closed,) = [event for event in events if isinstance(event, sky.events.PoolClosed)]
-    assert (closed.calls, closed.failed) == (6, 1), "no head has counted all of them"
+    assert (closed.calls, closed.failed) == (9, 1), "no head has counted all of them"

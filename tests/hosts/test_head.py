@@ -193,6 +193,7 @@ def test_another_head_goes_on_when_one_is_killed_and_when_its_host_loses_its_pow
     options: dict[str, Any] = {"image": here.image, "nodes": 2, "concurrency": 2, "logs": False}
     with sky.ComputePool(here.ssh(SHORT_LEASE_S), engine="ray", on_event=events.append, **options) as pool:
         agents = pool.agent_pids()
+        stays = sky.compute(bytes)(2_000_000).keep() >> pool.node(1)
         values = []
         for value in pool.imap(note, range(400)):
             values.append(value)
@@ -202,6 +203,7 @@ def test_another_head_goes_on_when_one_is_killed_and_when_its_host_loses_its_pow
         assert values == list(range(400))
         assert sorted(map(int, ran(first, second))) == values, "each ran once"
         assert pool.agent_pids() == agents
+        assert len(stays.get()) == 2_000_000
 
         until(raised, within_s=RAY_S)
         more = pool.imap(sky.compute(note).with_options(retries=5), range(1000, 1400))
@@ -224,6 +226,7 @@ def test_another_head_goes_on_when_one_is_killed_and_when_its_host_loses_its_pow
         assert begun == sorted(set(begun)), "each ran once"
         assert set(begun) <= set(done), "none that failed has begun elsewhere"
         assert where() @ pool == [spare.name, second.name]
+        assert sky.compute(len)(stays) @ pool == [2_000_000] * 2
         assert pids(second, "head")
         until(lambda: raised() == 2, within_s=RAY_S)
     nothing_runs_on([second, spare])

@@ -191,7 +191,9 @@ class EarlyCall:
             cleared=frozenset(told.cleared),
             left=None if told.left is None else RetriesLeft(*told.left),
         )
-        return call, _order_of(self.body, head, self.packed)
+        # The items of an iterator that has begun are gone, and so are calls of actors.
+        is_lost = head.kind == CallKind.ACTOR or (head.inputs and told.is_begun)
+        return call, None if is_lost else KeptOrder(self.body, self.packed.function, self.packed.payload.blobs)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -209,6 +211,8 @@ class ClientCalls:
     """Calls that have no task yet, and may begin beside the head before the client knows of that."""
     early: dict[int, EarlyCall] | None = None
     """Calls that wait until the head knows what its nodes have; None: calls begin as they come."""
+    once_known: list[Callable[[], object]] = field(default_factory=list)
+    """Functions to call then."""
     told_of_retry: Callable[[int, tuple[Any, ...]], object] = lambda number, left: None
     """Tells the client the retries that are left to a call."""
     handlers: dict[int, Callable[[Frame], object]] = field(init=False)
@@ -463,33 +467,56 @@ class ClientCalls:
 
     # References -----------------------------------------------------------------------------------------------------
 
+    def refer_again(self, places: list[Place]) -> None:
+        """Hold blobs that the client has had references to with an earlier head, before it is known where they are."""
+        with self.engine.ledger:
+            for place in places:
+                digest, size, _ = place
+                known = self.references.named(digest)
+                blob = known if isinstance(known, KeptBlob) else KeptBlob(digest, size, None, self.engine.values)
+                self.references.hold_as((place,), (blob,))
+
     def put(self, places: list[Place], nodes: tuple[int, ...]) -> None:
         """Hold blobs that the client has sent as the content of a reference, and send them to nodes."""
         try:
-            kept = [
-                known if isinstance(known := self.references.named(digest), KeptBlob) else self._new(digest, size)
-                for digest, size, _ in places
-            ]
+            kept = [self._put(digest, size) for digest, size, _ in places]
             self.engine.values.hold(kept, nodes)
         except SkywardError as error:  # the client may use the reference before it hears of that
             self.references.refuse(places, error)
             raise
         self.references.hold_as(places, kept)
 
-    def _new(self, digest: bytes, size: int) -> KeptBlob:
-        blob = self.link.blob(digest)
+    def _put(self, digest: bytes, size: int) -> KeptBlob:
+        known, blob = self.references.named(digest), self.link.blob(digest)
+        if isinstance(known, KeptBlob):
+            if known.source is None and blob is not None and blob.fd >= 0:  # an earlier head had the program's copy
+                known.source = blob
+            return known
         if blob is None:
             raise self.references.missing(digest, f"a value of {size} bytes")
         if blob.fd < 0:
             raise UsageError(f"put(): the head of the pool has no room for {size} bytes; free memory on its machine")
         return KeptBlob(digest, size, blob, self.engine.values)
 
-    def nodes_of(self, digests: tuple[bytes, ...]) -> tuple[int, ...]:
-        """Return the nodes that have all of these blobs."""
+    def nodes_of(self, answer: Answer, digests: tuple[bytes, ...]) -> None:
+        """Reply with the nodes that have all of these blobs."""
+        self._once_known(lambda: answer("ok", self._nodes_of(digests)))
+
+    def _nodes_of(self, digests: tuple[bytes, ...]) -> tuple[int, ...]:
         blobs = tuple(blob for digest in digests if (blob := self.references.named(digest)) is not None)
         return self.engine.values.nodes_of(blobs) if len(blobs) == len(digests) else ()
 
     def _on_fetch(self, frame: Frame) -> None:
+        self._once_known(lambda: self._fetch(frame))
+
+    def _once_known(self, action: Callable[[], object]) -> None:
+        """Call a function as soon as it is known what the nodes have."""
+        if self.early is None:
+            action()
+        else:
+            self.once_known.append(action)
+
+    def _fetch(self, frame: Frame) -> None:
         """Get the bytes of blobs from nodes, and send them to the client."""
         digests = [frame.body[at : at + DIGEST_SIZE] for at in range(0, len(frame.body), DIGEST_SIZE)]
         blobs = tuple(blob for digest in digests if (blob := self.references.named(digest)) is not None)

@@ -278,6 +278,7 @@ class Head:
         self.engine.link_repair.source = self._machines
         with self._ledger:  # so that no frame of a node is handled before its task is known
             self.engine.use_again(machines, there)
+            self.engine.values.find(self._references.blobs)
             held = held_by_nodes(self._ledger, are_new_ones_empty=True)
             gone = frozenset(machine.node for machine in machines) - there
             take_up_early(self._of_client(), [OpenCall(*fields) for fields in told], held, gone)
@@ -295,6 +296,8 @@ class Head:
 
     def _register(self) -> None:
         """Handle the frames of whoever is the client."""
+        if self._config.heads_before:
+            self.engine.values.recover = lambda blob: self._requests.begin("put_again", blob.digest)
         handlers_of_calls = (
             FrameKind.CALL,
             FrameKind.UNCALL,
@@ -493,7 +496,7 @@ class Head:
             "close_actor": lambda number, cancel: engine.actors.close(number, cancel=cancel),
             "forget_actor": engine.actors.forget,
             "put": lambda *put: self._of_client().put(*put),
-            "nodes_of": lambda digests: self._of_client().nodes_of(digests),
+            "refer_again": lambda places: self._of_client().refer_again(places),
             "calls": lambda: self._of_client().listed(),
             "call": lambda number: self._of_client().facts(number),
             "follow": lambda number: self._of_client().follow(number),
@@ -526,6 +529,7 @@ class Head:
     def _later(self) -> Mapping[str, Callable[..., Any]]:
         return {
             "start_actor": lambda answer, *fields: self._of_client().start_actor(answer, *fields),
+            "nodes_of": lambda answer, digests: self._of_client().nodes_of(answer, digests),
             "actor_closed": lambda answer, number: self._of_client().actor_closed(answer, number),
             "shared": self._share,
             "close": self._end,

@@ -47,6 +47,11 @@ class ClientReferences:
             self._held[number] = blob
             self._by_name[digest] = blob
 
+    @property
+    def blobs(self) -> tuple[KeptBlob, ...]:
+        """Blobs that are held for the client, each once."""
+        return tuple({id(blob): blob for blob in self._held.values()}.values())
+
     def refuse(self, places: Iterable[Place], error: SkywardError) -> None:
         """Note why there is nothing to hold for some references. Their use raises that."""
         self._refused.update((number, (digest, error)) for digest, _, number in places)

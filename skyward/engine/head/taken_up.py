@@ -75,6 +75,9 @@ def take_up_early(
         client.sent(number)
     for number, call in early.items():
         _begin_again(client, number, call.message, call.packed)
+    actions, client.once_known = client.once_known, []
+    for act in actions:
+        act()
 
 
 def take_up(

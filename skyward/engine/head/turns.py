@@ -86,8 +86,8 @@ class ClientTurns:
 
     @property
     def first_number(self) -> int:
-        """First number of the session: above those of all earlier ones, which may still be open."""
-        return (max(0, self.sessions - 1) << _SESSION_BITS) + 2
+        """First number of the session: above those of earlier ones and earlier heads, which may still be open."""
+        return (max(0, self.sessions - 1) + self._config.heads_before << _SESSION_BITS) + 2
 
     def go(self) -> None:
         """Let any other client take the pool at once: this one goes."""

@@ -215,7 +215,7 @@ class Agent:
         self._nested.fail_open(gone)
         self._channels.end_open()
         session.take_output(before)
-        return {"held": self._tasks.hand_over(self._tasks.held)}
+        return self._tasks.hand_over(self._tasks.held)
 
     def _on_stripe(self, session: Session, hello: dict[str, Any]) -> None:
         """Add a channel to the client's link, unless that link is gone."""

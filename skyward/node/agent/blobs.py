@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ...core.limits import default_blob_limit
 from ...wire.blobs import Blob, spill
 from .complaints import complain
+
+_MOST_TOLD = 4096
+"""Most blobs that are left to the next client, because it gets their names in one frame."""
 
 
 class NodeBlobs:
@@ -83,11 +86,25 @@ class NodeBlobs:
             blob.close()
             self.on_closed(digest)
 
-    def clear(self, *, but: frozenset[bytes] = frozenset()) -> None:
-        """Drop all blobs but some."""
+    def clear(self) -> None:
+        """Drop all blobs."""
         for digest, times in list(self._added.items()):
-            if digest not in but:
-                self.drop(digest, times)
+            self.drop(digest, times)
+
+    def hand_over(self, coming: Mapping[bytes, int]) -> list[tuple[bytes, int, int]]:
+        """Leave the blobs to the next client. Return their names, sizes, and how often that client has to drop them.
+
+        Args:
+            coming: How often a value that this client will get has brought a blob. It counts these times itself.
+        """
+        told: list[tuple[bytes, int, int]] = []
+        for digest, times in list(self._added.items()):
+            blob, left = self.get(digest), times - coming.get(digest, 0)
+            if blob is not None and blob.fd >= 0 and len(told) < _MOST_TOLD:
+                told.append((digest, blob.size, left))
+            elif left:
+                self.drop(digest, left)
+        return told
 
     def __contains__(self, digest: object) -> bool:
         return digest in self._in_memory or digest in self._spilled

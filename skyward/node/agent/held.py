@@ -17,6 +17,7 @@ These rules hold from one head to the next:
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import field
 
@@ -75,10 +76,10 @@ class HeldFrames:
         return iter(list(self._tasks))
 
     @property
-    def kept(self) -> frozenset[bytes]:
-        """Digests of blobs on this node that held values refer to."""
+    def kept(self) -> Counter[bytes]:
+        """Digests of blobs on this node that held values refer to, with their number."""
         frames = (frame for held in self._tasks.values() for frame in held.frames if frame.flags & KEPT)
-        return frozenset(digest for frame in frames for digest, _ in references(frame.body))
+        return Counter(digest for frame in frames for digest, _ in references(frame.body))
 
     def send_again(self, send: Callable[[Frame], object]) -> None:
         """Send all frames that are held."""

@@ -13,9 +13,11 @@ import os
 import pickle
 import signal
 from dataclasses import replace
+from typing import Any
 
 from ...errors import InternalError
 from ...values.devices import NO_GRANT, Grant
+from ...wire.blobs import pack_places
 from ...wire.failures import encode_failure
 from ...wire.frames import HAS_FD, KEPT, QUIET, Frame, FrameKind
 from ...wire.tasks import TASK_KIND_AT, ActorOrder, CallKind, NodeConfig, RankOrder, elapsed_ns, unpack_task
@@ -111,13 +113,13 @@ class NodeTasks:
             if slot.running or slot.actor or slot.rank is not None:
                 self._processes.kill(slot)
 
-    def hand_over(self, held: HeldFrames) -> dict[int, tuple[int, int, tuple[int, ...] | None]]:
-        """Leave the tasks that run here to the next client, and return what it must know of each.
+    def hand_over(self, held: HeldFrames) -> dict[str, Any]:
+        """Leave the tasks that run here to the next client, and return what it must know.
 
         Tasks that have not begun are dropped, because that client sends them again. Actors and ranks end.
 
         Returns:
-            `HeldFrames.progress` and the devices, by task.
+            As "held" `HeldFrames.progress` and the devices, by task. As "blobs" what `pack_places` makes.
         """
         self.on_client_gone()
         for slot in self._all_slots():
@@ -125,9 +127,10 @@ class NodeTasks:
                 for task in slot.running:
                     held.forget(task)
                 self._processes.kill(slot)
-        self.placing.clear(but=held.kept)
+        blobs = self.placing.hand_over(held.kept)
         running = [task for slot in self.placing.slots for task in slot.running]
-        return {task: (*held.progress(task), self._granted.devices_of(task)) for task in (*running, *held)}
+        told = {task: (*held.progress(task), self._granted.devices_of(task)) for task in (*running, *held)}
+        return {"held": told, "blobs": pack_places(blobs)}
 
     def on_settled(self, frame: Frame) -> None:
         if self.held is not None:

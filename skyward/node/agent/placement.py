@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 from ...wire.blobs import DIGEST_SIZE, Blob
@@ -358,8 +358,22 @@ class Placement:
                 self._put_on_shelf(slot, pending)
             self.flush(slot)
 
-    def clear(self, *, but: frozenset[bytes] = frozenset()) -> None:
-        """Forget all tasks that have not begun, and drop all blobs but some."""
+    def clear(self) -> None:
+        """Forget all tasks that have not begun, and drop all blobs."""
+        self._forget_waiting()
+        self._blobs.clear()
+
+    def hand_over(self, coming: Counter[bytes]) -> list[tuple[bytes, int, int]]:
+        """Forget all tasks that have not begun, and leave the blobs to the next client; see `NodeBlobs.hand_over`.
+
+        `coming`: how often a value that this client will get has brought a blob.
+        """
+        self._forget_waiting()
+        slots = (*self.slots, *self.ranks.values(), *self.actors.values())
+        kept = Counter(digest for slot in slots for digests in slot.kept.values() for digest in digests)
+        return self._blobs.hand_over(coming + kept)
+
+    def _forget_waiting(self) -> None:
         for slot in (*self.slots, *self.actors.values()):
             if slot.shelved:
                 self.take_back(slot)
@@ -367,7 +381,6 @@ class Placement:
             for pending in line:
                 self._granted.forget(pending.frame.ident)
             line.clear()
-        self._blobs.clear(but=but)
 
     def took(self, elapsed_ns: int) -> None:
         """Record how long a task took."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from skyward.node.agent.blobs import NodeBlobs
-from skyward.wire.blobs import Blob
+from skyward.wire.blobs import Blob, pack_places, unpack_places
 
 
 def blob(content: bytes) -> Blob:
@@ -44,6 +44,22 @@ def test_beyond_the_limit_the_least_recently_used_blob_is_spilled(tmp_path: Path
     assert bytes(spilled.map()) == b"b" * 1000
     assert blobs.get(first.digest) is first
     assert os.listdir(tmp_path / "blobs") == [], "spilled files have no name: they go with the process"
+
+
+def test_the_next_client_drops_a_blob_as_often_as_it_was_told_and_counts_coming_values_itself(tmp_path: Path) -> None:
+    blobs = NodeBlobs(str(tmp_path), 1 << 20)
+    twice, coming = (blob(letter * 1000) for letter in (b"a", b"b"))
+    for digest, fd in [(twice.digest, twice.fd)] * 2 + [(coming.digest, coming.fd)]:
+        blobs.add(Blob(digest, 1000, os.dup(fd)))
+    told = blobs.hand_over({coming.digest: 1})
+    assert told == [(twice.digest, 1000, 2), (coming.digest, 1000, 0)]
+    assert unpack_places(pack_places(told)) == told
+    blobs.drop(twice.digest)
+    assert twice.digest in blobs
+    blobs.drop(twice.digest)
+    assert twice.digest not in blobs
+    blobs.drop(coming.digest)
+    assert coming.digest not in blobs
 
 
 def test_a_single_blob_larger_than_the_limit_stays_in_memory(tmp_path: Path) -> None:
