@@ -69,13 +69,19 @@ class Keeper:
                 cls._instance = Keeper()
             return cls._instance
 
-    def watch(self, machine: Leased) -> None:
-        """Renew the node's lease from now on, and stop the node when this process dies."""
+    def watch(self, machine: Leased, *, is_fresh: bool = False) -> None:
+        """Renew the node's lease from now on, and stop the node when this process dies.
+
+        Args:
+            machine: The node.
+            is_fresh: Whether the lease begins now, so that the first renewal has time.
+        """
         order = {
             "op": "watch",
             "key": _key(machine),
             "channel": machine.channel,
             "lease_s": machine.lease_s,
+            "is_fresh": is_fresh,
         }
         with self._lock:
             self._watched[_key(machine)] = order

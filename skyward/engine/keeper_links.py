@@ -26,15 +26,21 @@ _BACKOFF_S = 0.25, 5.0
 
 
 class RemoteNode:
-    """Node behind a command. A link that does not answer a PING in time is killed, and dialled again."""
+    """Node behind a command. A link that does not answer a PING in time is killed, and dialled again.
 
-    def __init__(self, argv: Sequence[str], lease_s: float) -> None:
+    Args:
+        argv: The command.
+        lease_s: Lease of the node in seconds.
+        is_fresh: Whether the lease begins now. The first link waits then: it would delay the first call of the client.
+    """
+
+    def __init__(self, argv: Sequence[str], lease_s: float, *, is_fresh: bool = False) -> None:
         self._argv = tuple(argv)
         self._interval_s = min(lease_s / 4, _RENEW_S)
         self._dead_s = min(lease_s / 3, _DEAD_S)
         self._ends: CommandEnds | None = None
         self._failures = 0
-        self._next_at = 0.0
+        self._next_at = time.monotonic() + self._interval_s if is_fresh else 0.0
         self._asked_at: float | None = None
         """Time since which the link owes an answer; None: it owes none."""
         self._has_spoken = False

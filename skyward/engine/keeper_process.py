@@ -97,7 +97,9 @@ class _Keeper:
             case "watch":
                 from .keeper_links import RemoteNode  # here, because a keeper that only guards does not need it
 
-                self._nodes[order["key"]] = node = RemoteNode(order["channel"], order["lease_s"])
+                self._nodes[order["key"]] = node = RemoteNode(
+                    order["channel"], order["lease_s"], is_fresh=order["is_fresh"]
+                )
                 node.tick(time.monotonic())
             case "forget":
                 if order["key"] in self._nodes:

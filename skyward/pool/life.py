@@ -154,7 +154,9 @@ class PoolLife:
         with self._ending, self._lock:
             if self._engine is not None:
                 raise UsageError(f"{pool!r}: is open already; close it first, or make another pool")
-            self.spec = dataclasses.replace(self.spec, stop=threading.Event(), meanwhile=_import_engine)
+            self.spec = dataclasses.replace(
+                self.spec, stop=threading.Event(), meanwhile=partial(_import_engine, self.way)
+            )
             if self.detachment is not None:
                 self.detachment.begin(self.label)
             if self._known is None:
@@ -712,13 +714,21 @@ def _nothing() -> None:
     """Do nothing."""
 
 
-def _import_engine() -> None:
+def _import_engine(way: Way) -> None:
     """Import the larger half of the client, which takes as long as an agent needs to start."""
     from ..console import console
-    from ..engine import direct
     from . import dispatch
 
-    del console, direct, dispatch
+    if way is Way.DIRECT:
+        from ..engine import direct
+
+        del direct
+    else:
+        from ..engine import hosted
+        from ..engine.head import place
+
+        del hosted, place
+    del console, dispatch
 
 
 def _lacks_room(error: BaseException) -> bool:

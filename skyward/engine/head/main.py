@@ -23,10 +23,9 @@ import threading
 from ...core.limits import raise_file_limit
 from ...core.ownership import make_private_folder
 from ...node.agent.watchdog import Lease, guard
-from .door import Door
 from .last_words import write_last_words
 from .messages import HeadConfig
-from .plain import load_plain
+from .plain import dump_plain, load_plain
 
 BOOT = """
 import sys
@@ -35,17 +34,23 @@ from skyward.engine.head.main import main
 sys.exit(main())
 """
 SOCKET_NAME = "head.sock"
-LENGTH = struct.Struct("<I")
+_LENGTH = struct.Struct("<I")
 _LOOK_S = 0.5
 _BACKLOG = 64
 
 
+def order_of(config: HeadConfig) -> bytes:
+    """Return the standard input of a head."""
+    order = dump_plain(config)
+    return _LENGTH.pack(len(order)) + order
+
+
 def main() -> int:
     order = sys.stdin.buffer
-    size = order.read(LENGTH.size)
-    if len(size) < LENGTH.size:
+    size = order.read(_LENGTH.size)
+    if len(size) < _LENGTH.size:
         return 1  # the client died before it sent the order
-    config: HeadConfig = load_plain(order.read(*LENGTH.unpack(size)))
+    config: HeadConfig = load_plain(order.read(*_LENGTH.unpack(size)))
     try:
         raise_file_limit()
         make_private_folder(config.folder)
@@ -70,7 +75,12 @@ def main() -> int:
 
 
 def _run(config: HeadConfig, listener: socket.socket, path: str, lease: Lease | None = None) -> int:
-    from .head import Head  # only here: it is large, and neither the starter of a head nor its watchdogs need it
+    is_detached = bool(config.detached_for_s)
+    if not is_detached:
+        _say(path)  # a client that connects waits for a moment, while this process imports the rest
+    # Only here: they are large, and neither the starter of a head nor its watchdogs need them.
+    from .door import Door
+    from .head import Head
 
     head = Head(config)
     turns = head.turns
@@ -78,8 +88,8 @@ def _run(config: HeadConfig, listener: socket.socket, path: str, lease: Lease | 
     head.engine.begin()
     if head.was_killed:
         head.go_on()
-    else:
-        _say(path)
+    elif is_detached:
+        _say(path)  # its journal could be made
     door.open()
     if config.starter:
         threading.Thread(target=_wait_for_end, args=(turns.ended,), daemon=True).start()

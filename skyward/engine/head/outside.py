@@ -1,6 +1,6 @@
 """Starts a head from a login on its machine, so that it outlives the login; and its last words.
 
-python -S -E -s -c "...start()" FOLDER < pickled HeadConfig      prints one line of JSON, see `start_apart`
+python -S -E -s -c "...start()" FOLDER < what `main` reads      prints one line of JSON, see `start_apart`
 python -S -E -s -c "...ended()" FOLDER WHY                       prints one line of JSON, see `read_last_words`
 """
 
@@ -11,12 +11,13 @@ import sys
 
 from ...core.ownership import make_private_folder
 from ...errors import SkywardError
-from ...node.agent.outside import start_apart
+from ...node.agent.apart import start_apart
 from .last_words import read_last_words, write_last_words
-from .main import LENGTH
 
+# Somebody waits for the imports. A tenth of their time went to the garbage collector; see `process.collect_rarely`.
 _BOOT = """
-import sys
+import gc, sys
+gc.set_threshold(50_000, 10, 10)
 sys.path[:] = sys.argv[1:]
 from skyward.engine.head.main import main
 sys.exit(main())
@@ -31,7 +32,7 @@ def start() -> int:
     except (OSError, SkywardError) as error:
         sys.stderr.write(f"the head has no folder: {error}")
         return 1
-    started = start_apart("head", _BOOT, LENGTH.pack(len(order)) + order, folder)
+    started = start_apart("head", _BOOT, order, folder)
     if started is None:
         return 1
     sys.stdout.write(json.dumps(started[0]) + "\n")

@@ -18,9 +18,8 @@ from ...node.agent import attach
 from ...node.agent.outside import reply_of
 from ...values.machine import Machine
 from ..keeper import Keeper
-from .main import BOOT, LENGTH
+from .main import BOOT, order_of
 from .messages import HeadConfig
-from .plain import dump_plain
 
 _FOLDER = "skyward"
 _ANSWER_S = 60.0
@@ -98,9 +97,8 @@ class LocalHead:
             raise ProviderError(f"head: cannot be started ({error.strerror}); free memory or processes") from error
         assert process.stdin is not None
         assert process.stdout is not None
-        order = dump_plain(config)
         with contextlib.suppress(BrokenPipeError):  # it died; the missing answer says so
-            process.stdin.write(LENGTH.pack(len(order)) + order)
+            process.stdin.write(order_of(config))
             process.stdin.flush()
         line = _answer(process.stdout)
         if not line.startswith(os.sep):
@@ -157,7 +155,7 @@ class NodeHead:
             "engine.head.outside",
             "start",
             (config.folder,),
-            input=dump_plain(config),
+            input=order_of(config),
             timeout_s=_ANSWER_S,
             mark=os.path.basename(config.folder),
         )
@@ -175,7 +173,7 @@ class NodeHead:
             lease_s=config.lease_s,
             process=(str(reply["pid"]), reply["started"], config.folder),
         )
-        Keeper.of_this_process().watch(leased)
+        Keeper.of_this_process().watch(leased, is_fresh=True)
         return leased.channel
 
     def channel_by(self, machine: Machine) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 
-from ...node.agent.outside import start_apart
+from ...node.agent.apart import start_apart
 from .settings import FILES
 
 _BOOT = """
