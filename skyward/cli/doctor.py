@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import time
 from dataclasses import dataclass
 
 from .. import _version
 from ..node.agent.limit_groups import find_enforcement
+from ..state.ray_losses import RayLoss, last_loss
 from .host import HostFacts, Support, examine_host
 from .packages import Extra, PackageState, examine_extras
 
 HELP = "check this machine and the installed extras"
 
 DESCRIPTION = """\
-Reports Python, usable cores and memory, the kernel features that skyward uses, and the installed extras. Changes
-nothing. Paste the output into a bug report.
+Reports Python, usable cores and memory, the kernel features that skyward uses, and the installed extras. Says why Ray
+did not come up in a pool, if that was so the last time. Changes nothing. Paste the output into a bug report.
 """
 
 EPILOG = """\
@@ -36,6 +38,7 @@ class Report:
 
     Attributes:
         limits: numbers of calls that the kernel enforces here, and why not the others, in words.
+        ray_loss: last loss of Ray in a pool of this user; None if a Ray has stood since.
         problems: reasons why `sky.Local()` does not run here, one sentence each; empty where it runs.
     """
 
@@ -44,6 +47,7 @@ class Report:
     limits: str
     core: Extra
     extras: tuple[Extra, ...]
+    ray_loss: RayLoss | None = None
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -64,6 +68,7 @@ def examine() -> Report:
         limits=str(find_enforcement()),
         core=core,
         extras=tuple(e for e in extras if e.name not in NOT_SHOWN),
+        ray_loss=last_loss(),
     )
 
 
@@ -83,6 +88,7 @@ def describe(report: Report) -> list[str]:
     others = [extra for extra in report.extras if not extra.is_installed]
     lines = [
         *describe_host(report),
+        *([] if report.ray_loss is None else [row("Ray", describe_loss(report.ray_loss))]),
         "",
         "installed",
         *(row(extra.name, describe_installed(extra)) for extra in (report.core, *installed)),
@@ -107,6 +113,11 @@ def describe_host(report: Report) -> list[str]:
         row("open files", f"{host.open_files_soft} at most (hard limit {host.open_files_hard})"),
         *(row(support.name, describe_support(support)) for support in host.supports),
     ]
+
+
+def describe_loss(loss: RayLoss) -> str:
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(loss.at))
+    return f"was not there in pool {loss.pool} at {at}: {loss.reason}"
 
 
 def row(name: str, value: str) -> str:

@@ -63,7 +63,8 @@ def _why_without_ray(provider: Provider, spec: PoolSpec, *, is_fixed: bool, rest
     return ""
 
 
-def did_not_come_up(reason: str, *, is_detached: bool = False) -> ProviderError:
-    """Return the error of a pool that needs Ray and does not get it."""
+def did_not_come_up(reason: str, *, is_cut: bool = False, is_detached: bool = False) -> UsageError | ProviderError:
+    """Return the error of a pool that needs Ray and does not get it. `is_cut`: its nodes do not reach each other."""
     advice = "omit detached_for_s" if is_detached else 'set engine="auto"'
-    return ProviderError(f"engine='ray': Ray did not come up; {advice} to do without it, or remove the cause: {reason}")
+    text = f"engine='ray': Ray did not come up; {advice} to do without it, or remove the cause: {reason}"
+    return UsageError(text, field="engine", value="ray") if is_cut else ProviderError(text)

@@ -27,7 +27,7 @@ from ..console.logs import LogFiles, LogLines
 from ..core import interrupts
 from ..core.user_lines import warn_user
 from ..errors import NodeLost, PoolClosed, SkywardError, Unreachable, UsageError
-from ..events import Event, Overlooked, PoolReady, PoolStarted
+from ..events import EngineLost, EngineUp, Event, Overlooked, PoolReady, PoolStarted
 from ..events import PoolClosed as ClosedEvent
 from ..providers.base import Provider, least_billed_s
 from ..providers.user_data import LEASE_FILE
@@ -424,16 +424,27 @@ class PoolLife:
 
     def _make_raiser(self) -> RayRaiser:
         from ..engine.ray.raiser import RayRaiser
+        from ..state.ray_losses import forget_loss, note_loss
 
         end_early, is_detached = weakref.WeakMethod(self._end_early), self.detachment is not None
+        name, tell = self.label or self.name, self.announcer.emit
 
-        def failed(reason: str) -> None:
-            _call_if_alive(end_early(), did_not_come_up(reason, is_detached=is_detached))
+        def failed(reason: str, is_cut: bool) -> None:
+            note_loss(name, reason)
+            _call_if_alive(end_early(), did_not_come_up(reason, is_cut=is_cut, is_detached=is_detached))
+
+        def emit(event: Event) -> None:
+            match event:
+                case EngineLost(reason=reason):
+                    note_loss(name, reason)
+                case EngineUp():
+                    forget_loss()
+            tell(event)
 
         needs_ray = self.way is Way.RAY and self._known is None  # a pool that another client left goes on without
         return RayRaiser(
             self.spec.image,
-            emit=self.announcer.emit,
+            emit=emit,
             failed=failed if needs_ray else None,
             on_up=_nothing if self.detachment is None else self.detachment.go_alone,
             is_patient=is_detached,

@@ -15,6 +15,7 @@ from skyward.cli import main
 from skyward.cli.doctor import Report, describe, examine
 from skyward.cli.host import HostFacts, Support, examine_host
 from skyward.cli.packages import Extra, Package, PackageState, examine_extras
+from skyward.state.ray_losses import forget_loss, last_loss, note_loss
 
 GIB = 1024**3
 
@@ -151,6 +152,21 @@ def test_a_missing_means_comes_with_its_fallback() -> None:
 def test_the_limit_of_a_container_is_named() -> None:
     text = "\n".join(describe(a_report(a_host(memory_limit_bytes=4 * GIB))))
     assert "16.0 GiB, of which this process may use 4.0, 12.0 available" in text
+
+
+def test_the_last_loss_of_ray_is_shown_until_a_ray_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert last_loss() is None
+    note_loss("first", "no such port")
+    note_loss("train", "ray was not found")
+    text = "\n".join(describe(examine()))
+    assert "was not there in pool train at 2" in text
+    assert "ray was not found" in text
+    forget_loss()
+    forget_loss()
+    assert "was not there" not in "\n".join(describe(examine()))
+    (tmp_path / "skyward" / "ray-loss.json").write_text("{")
+    assert last_loss() is None
 
 
 def test_problems_come_last_and_say_that_local_pools_do_not_run() -> None:

@@ -84,7 +84,12 @@ def raised(
     reasons, events, stood = list[str](), list[Any](), [] if stood is None else stood
     logins = [Login(has_room=True), other or Login(has_room=False)]
     machines = {node: machine(node, login=login) for node, login in enumerate(logins)}
-    raiser = RayRaiser(sky.Image(), emit=events.append, failed=reasons.append if is_needed else None, pause_s=0.02)
+
+    def failed(reason: str, is_cut: bool) -> None:
+        reasons.append(reason)
+        assert is_cut == ("network:" in reason)
+
+    raiser = RayRaiser(sky.Image(), emit=events.append, failed=failed if is_needed else None, pause_s=0.02)
 
     def ask(verb: str, *arguments: Any, timeout_s: float | None = None) -> None:
         if verb == "ray_stands":

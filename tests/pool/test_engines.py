@@ -79,6 +79,9 @@ def test_a_direct_pool_says_so_while_it_is_open() -> None:
 def test_the_error_without_ray_names_another_engine_and_the_reason() -> None:
     text = "engine='ray': Ray did not come up; set engine=\"auto\" to do without it, or remove the cause: no such port"
     assert str(did_not_come_up("no such port")) == text
+    cut = did_not_come_up("network: no answer", is_cut=True)
+    assert isinstance(cut, UsageError)
+    assert (cut.field, cut.value) == ("engine", "ray")
     assert "omit detached_for_s to do without it" in str(did_not_come_up("no such port", is_detached=True))
 
 

@@ -94,8 +94,8 @@ class RayRaiser:
     Args:
         image: Image of the pool, whose package index has Ray.
         emit: Takes events.
-        failed: Called once with the reason if Ray does not come up, because the pool needs it. None: the pool goes on
-            without Ray, and one event says why.
+        failed: Called once with the reason if Ray does not come up, because the pool needs it, and with whether nodes
+            cannot connect to each other. None: the pool goes on without Ray, and one event says why.
         after_s: Seconds until Ray is raised. A pool that is open for less does not need it.
         on_up: Called in a thread of its own when Ray carries all links, each time.
         pause_s: Seconds between the first two starts that fail.
@@ -107,7 +107,7 @@ class RayRaiser:
         image: Image,
         *,
         emit: Emit,
-        failed: Callable[[str], object] | None = None,
+        failed: Callable[[str, bool], object] | None = None,
         on_up: Callable[[], object] = lambda: None,
         after_s: float = 0.0,
         pause_s: float = 2.0,
@@ -137,7 +137,7 @@ class RayRaiser:
         """Interpreter with Ray on the head's machine."""
         self._began_at = 0.0
         self._is_up = self._was_up = False
-        self._is_given_up = False
+        self._is_given_up = self._is_cut = False
         self._is_first = True
         """Whether no earlier client has raised one."""
         self._has_ended = True
@@ -306,7 +306,7 @@ class RayRaiser:
             self._end()
             is_over = self._may_give_up and (self._is_given_up or failures == _TRIES)
             if is_over and self._failed is not None:
-                self._failed(self._why)
+                self._failed(self._why, self._is_cut)
             elif is_over or was_of_use or failures == _TRIES:
                 self._emit(EngineLost(engine=_NAME, reason=self._why))
             if is_over:
@@ -362,6 +362,7 @@ class RayRaiser:
         machines = [machine for machine in list(self._machines.values()) if machine.login is not None]
         if self._may_give_up and (cut := broken_paths(machines, ray.ended)):
             why = f"network: {cut}; let the nodes' private addresses reach each other on all ports"
+            self._is_cut = True
             self._give_up(why)
             raise ProviderError(why)
         start_thread(
