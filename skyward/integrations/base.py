@@ -25,6 +25,7 @@ from ..calls.compute import ComputeFunction
 from ..core.signatures import checked_options
 from ..core.spellings import suggestion
 from ..errors import MissingDependency, UsageError
+from ..node.slot.groups import group_rank
 from ..node.slot.runtime import current_rank
 from ..values.launch import RETURNS, Integration, RanksPerNode, RankValues, Returns
 from ..values.topology import Rank
@@ -129,6 +130,14 @@ class IntegrationBase(ABC):
     def ranks_per_node(self) -> RanksPerNode:
         return self.processes_per_node
 
+    @property
+    def nodes_per_group(self) -> int | None:
+        """Number of neighbouring nodes whose ranks all integrations of the function see as the whole gang; None: all.
+
+        An override splits the gang into such groups. `sky.instance_info()` still tells of the whole gang.
+        """
+        return None
+
     def attached_to(self, fn: Callable[..., Any]) -> Self:
         """Return the integration for a function that the decorator is about to wrap, in the program and on its nodes.
 
@@ -229,13 +238,18 @@ def integrations_of(fn: Callable[..., Any]) -> tuple[Integration, ...]:
 
 
 def _runs_here(integration: Integration) -> bool:
-    rank = current_rank()
+    rank = _framework_rank()
     return rank is None or rank.rank == 0 or not integration.is_for_head
+
+
+def _framework_rank() -> Rank | None:
+    """Return this process's rank as the frameworks see it: in its group, if the gang is split into groups."""
+    return group_rank() or current_rank()
 
 
 @contextmanager
 def _session(integration: Integration) -> Iterator[None]:
-    rank = current_rank()
+    rank = _framework_rank()
     # A decorated function may call `.local(...)` of another one. The session is open then, and is not entered twice.
     if rank is None or integration.name in _entered:
         yield

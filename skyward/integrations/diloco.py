@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
+from ..errors import UsageError
+from ..node.slot.runtime import current_rank
 from ..training.diloco.pool_servers import declare
 from ..training.diloco.pool_transport import address_of, seated
 from ..training.diloco.server_settings import DiLoCoSettings
@@ -49,7 +51,9 @@ class DiLoCoIntegration(IntegrationBase):
     `DiLoCoCallback()` in the function finds the server by itself. All traffic goes through the pool's own channels, so
     no port is opened, also over SSH. Each rank is a worker, which means each node of `@ pool`. With
     `sky.integrations.torch` on the same function, all ranks of the call are one worker, with DDP or FSDP inside: rank
-    0 talks to the server, and the others get the parameters by the process group. Each node is then a call of its own.
+    0 talks to the server, and the others get the parameters by the process group. `nodes_per_worker` splits the call
+    into several such workers: each node, or each group of neighbouring nodes, then has a process group of its own. The
+    other integrations see the ranks of the group only, and `sky.instance_info()` tells of all ranks of the call.
 
     The server begins and ends with the call. Calls of the function that run at the same time share it, also those of
     several pools. Their first round waits for `num_workers`, so set it to the workers of all of them. If
@@ -68,6 +72,9 @@ class DiLoCoIntegration(IntegrationBase):
             for rank 0 alone.
         server: name of the server in the program; None: that of the function. Functions that name the same server share
             it.
+        nodes_per_worker: nodes of each worker with DDP or FSDP inside, >= 1; None: all nodes of the call, or each rank
+            without a process group. If a worker has several ranks, the function also needs `sky.integrations.torch`, or
+            another integration that opens a process group.
         sync_every: optimizer steps between two synchronisations; None: DILOCO_SYNC_EVERY on the nodes, or 500.
         bf16_comm: send progress in bfloat16; None: DILOCO_BF16_COMM, or true.
         dylu: let the server lower `sync_every` on slower workers; None: DILOCO_DYLU, or false.
@@ -95,7 +102,7 @@ class DiLoCoIntegration(IntegrationBase):
 
     Raises:
         UsageError: an option is out of range, or the decorated object is not a plain function. In the rank: the program
-            has no server of that name.
+            has no server of that name, or `nodes_per_worker` does not divide the nodes of the call.
         MissingDependency: in the rank: torch is not installed on the node.
 
     Example:
@@ -114,6 +121,7 @@ class DiLoCoIntegration(IntegrationBase):
     preload: ClassVar[tuple[str, ...]] = ("torch", "torch.distributed", "torch._dynamo", "numpy.random")
 
     server: str | None = None
+    nodes_per_worker: int | None = None
     sync_every: int | None = None
     bf16_comm: bool | None = None
     dylu: bool | None = None
@@ -140,6 +148,17 @@ class DiLoCoIntegration(IntegrationBase):
         chosen = {name: default if given[name] is None else given[name] for name, default in _DEFAULTS.items()}
         check_options(timeout=TIMEOUT_S, max_sync_retries=MAX_SYNC_RETRIES, **chosen)
         self._server_settings()
+        nodes = self.nodes_per_worker
+        if nodes is not None and (not isinstance(nodes, int) or isinstance(nodes, bool) or nodes < 1):
+            raise UsageError(
+                f"nodes_per_worker={nodes!r}: @{self.name} takes a whole number >= 1, or None; set nodes_per_worker=1",
+                field="nodes_per_worker",
+                value=nodes,
+            )
+
+    @property
+    def nodes_per_group(self) -> int | None:
+        return self.nodes_per_worker
 
     def _server_settings(self) -> DiLoCoSettings:
         """Return the settings of the server, or raise UsageError."""
@@ -163,7 +182,7 @@ class DiLoCoIntegration(IntegrationBase):
         framework = load_framework("torch", extra=self.extra)
         # The module was imported with one thread, so that the node could fork this process.
         framework.set_num_threads(numeric_threads(rank))
-        with seated(self.server or "", rank) as worker:
+        with seated(self.server or "", current_rank() or rank) as worker:  # its seat is that of the whole call
             os.environ["DILOCO_WORKER_ID"] = worker
             yield
 

@@ -60,6 +60,11 @@ class Integration(Protocol):
         ...
 
     @property
+    def nodes_per_group(self) -> int | None:
+        """Return the number of neighbouring nodes whose ranks all integrations see as the whole gang; None: all."""
+        ...
+
+    @property
     def preload(self) -> tuple[str, ...]:
         """Modules that a node may import once, before it forks ranks. Importing them must start no thread.
 
@@ -111,6 +116,11 @@ class ProcessLaunch:
     def sees_neighbours(self) -> bool:
         """Return whether an integration wants the devices of the gang's other ranks on the node to be visible."""
         return any(i.sees_neighbours for i in self.integrations)
+
+    @property
+    def nodes_per_group(self) -> int | None:
+        """Choice of the one integration that splits the gang into groups."""
+        return next((i.nodes_per_group for i in self.integrations if i.nodes_per_group is not None), None)
 
     @property
     def preload(self) -> tuple[str, ...]:

@@ -191,6 +191,7 @@ def test_an_address_in_a_program_needs_a_task() -> None:
         ({"sync_every": 0}, "sync_every=0: "),
         ({"num_workers": 1, "min_workers": 2}, "num_workers=1: must be a whole number >= 2"),
         ({"syncevery": 5}, "syncevery"),
+        ({"nodes_per_worker": 0}, "nodes_per_worker=0: "),
     ],
 )
 def test_illegal_options_are_refused_where_they_are_written(options: dict[str, Any], problem: str) -> None:
@@ -352,3 +353,57 @@ def test_a_model_that_is_sharded_over_ranks_is_one_worker(
     for rank in ranks:
         for value, other in zip(rank, expected, strict=True):
             torch.testing.assert_close(value, other, rtol=1e-5, atol=1e-6)
+
+
+def fit_in_group() -> tuple[int | None, int, int, int, int, list[torch.Tensor]]:
+    """Train with DDP inside a group of nodes. Return the places in call and group, and the parameters."""
+    import torch.distributed as dist
+
+    from skyward.training import DiLoCoCallback, TrainerState
+
+    info = sky.instance_info()
+    assert info is not None
+    torch.set_num_threads(1)
+    model = make_model()
+    whole = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    joining, logs = DiLoCoCallback(), dict[str, Any]()
+    joining.on_train_begin(state=TrainerState(), model=whole, optimizer=optimizer)
+    try:
+        for number in range(STEPS):
+            step(whole, optimizer, number, data_seed=info.rank or 0)
+        joining.on_log_step(logs)
+        joining.on_train_end()
+    finally:
+        joining.close()
+    count = int(logs.get("diloco/sync_count", 0))
+    return info.rank, dist.get_rank(), dist.get_world_size(), count, info.total_workers, [*state_of(model).values()]
+
+
+def in_groups(nodes_per_worker: int, **options: Any) -> Any:
+    joined = sky.integrations.diloco(
+        sync_every=SYNC_EVERY, bf16_comm=False, nodes_per_worker=nodes_per_worker, heartbeat_timeout=60.0
+    )(fit_in_group)
+    return sky.compute(sky.integrations.torch(backend="gloo", returns="ranks", **options)(joined))
+
+
+def check_groups_of_two(rows: list[Any]) -> None:
+    """Check that of 4 ranks in the call, 2 by 2 have trained as one worker, and all end with one model."""
+    assert [row[:5] for row in rows] == [(n, n % 2, 2, (n + 1) % 2 * STEPS // SYNC_EVERY, 4) for n in range(4)]
+    assert all(torch.equal(one, other) for row in rows for one, other in zip(row[-1], rows[0][-1], strict=True))
+
+
+def test_each_node_of_a_call_is_a_worker_with_a_process_group(pool: sky.ComputePool) -> None:
+    check_groups_of_two(in_groups(1, processes_per_node=2)() @ pool)
+
+
+def test_each_pair_of_nodes_is_a_worker_with_a_process_group() -> None:
+    with lean_frameworks(), sky.ComputePool(sky.Local(), nodes=4, logs=False) as pool:
+        check_groups_of_two(in_groups(2)() @ pool)
+
+
+def test_workers_of_several_ranks_that_cannot_be_are_refused(pool: sky.ComputePool) -> None:
+    with pytest.raises(UsageError, match=r"nodes_per_worker=3: does not divide the 2 nodes of this call"):
+        in_groups(3)() @ pool
+    with pytest.raises(UsageError, match=r"nodes_per_worker=2: .*need one process group.*; add @sky.integr"):
+        decorated(nodes_per_worker=2)() @ pool

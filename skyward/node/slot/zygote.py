@@ -328,6 +328,11 @@ def _apply_launch(order: ForkOrder) -> None:
         raise explain_load_error(error, "an integration") from error
     rank = order.config.rank
     assert rank is not None
+    if launch.nodes_per_group is not None:
+        from .groups import enter_group, rank_in_group  # few calls are split
+
+        rank = rank_in_group(rank, launch.nodes_per_group)
+        enter_group(rank)
     for integration in launch.integrations:
         os.environ.update(integration.environment(rank))
     apply_thread_counts()

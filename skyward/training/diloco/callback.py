@@ -183,7 +183,7 @@ class DiLoCoCallback(TrainerCallback):
         from .worker import DiLoCoWorker
 
         has_hooks = isinstance(optimizer, torch.optim.Optimizer)
-        worker = (WorkerOfRanks if is_group(torch) else DiLoCoWorker)(
+        worker = (WorkerOfRanks if is_group() else DiLoCoWorker)(
             model,
             optimizer if has_hooks else None,
             self.server_addr,

@@ -18,6 +18,7 @@ from urllib.parse import quote, unquote
 
 from ...errors import PoolClosed, UsageError
 from ...node.slot.channels import channel_of
+from ...node.slot.groups import group_rank
 from ...node.slot.runtime import current_call
 from ...values.topology import Rank
 from ...wire.task_channel import TaskChannel
@@ -149,14 +150,29 @@ def _received(channel: TaskChannel, timeout_s: float) -> tuple[int, bytearray]:
 
 
 def _workers() -> int:
-    """Return the number of workers in this call: its ranks, or one if they form a process group."""
-    call, torch = current_call(), sys.modules.get("torch")
-    if call is None or call.rank is None or (torch is not None and is_group(torch)):
+    """Return the number of workers in this call: its ranks, or its process groups.
+
+    Raises:
+        UsageError: The call is split into workers of several ranks, and this one is in no process group.
+    """
+    call = current_call()
+    if call is None or call.rank is None:
         return 1
-    return call.rank.world_size
+    group, ranks = group_rank(), _ranks_of_process_group()
+    if group is not None and group.world_size != ranks:
+        raise UsageError(
+            f"nodes_per_worker={group.nodes}: the {group.world_size} ranks of a worker need one process group, and "
+            f"this rank is in a group of {ranks}; add @sky.integrations.torch to the function"
+        )
+    return max(1, call.rank.world_size // ranks)
 
 
-def is_group(torch: object) -> bool:
+def is_group() -> bool:
     """Return whether this process is one of several ranks of a process group."""
-    dist = getattr(torch, "distributed", None)
-    return dist is not None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return _ranks_of_process_group() > 1
+
+
+def _ranks_of_process_group() -> int:
+    dist = sys.modules.get("torch.distributed")
+    is_open = dist is not None and dist.is_available() and dist.is_initialized()
+    return int(dist.get_world_size()) if dist is not None and is_open else 1
