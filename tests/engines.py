@@ -9,13 +9,16 @@ import skyward as sky
 from skyward.engine.dialler import CommandEnds
 from skyward.engine.direct import DirectEngine
 from skyward.engine.engine import Engine
+from skyward.engine.head.messages import HeadConfig
+from skyward.engine.head.place import LocalHead, folder_for
+from skyward.engine.hosted import HostedEngine
 from skyward.engine.lender import command_to
 from skyward.engine.ray.links import RayWays
 from skyward.pool.engines import Way
 from skyward.values.machine import Machine
 from skyward.values.ref import held_by
 
-__all__ = ["engine_of", "hosted_pool", "is_moving", "raised_pool", "ray_pool"]
+__all__ = ["engine_of", "hosted_pool", "journaled_pool", "is_moving", "raised_pool", "ray_pool"]
 
 
 def engine_of(pool: sky.ComputePool) -> DirectEngine:
@@ -35,6 +38,32 @@ def raised_pool(provider: Any, **options: Any) -> sky.ComputePool:
     """Return a pool with a head which raises Ray on its nodes, and goes on if Ray does not come up."""
     pool = sky.ComputePool(provider, **options)
     pool._life.way = Way.RAY_OR_LENT  # users have no option for it yet
+    return pool
+
+
+def journaled_pool(**options: Any) -> sky.ComputePool:
+    """Return a pool with a detached pool's head, which begins again when it is killed. All nodes are on this machine.
+
+    It reaches only the first node by itself: the client lends the channels to the others.
+    """
+    pool = hosted_pool(**options)
+    life = pool._life  # users have no option for it
+
+    def make(initializer: bytes | None, launched: list[Machine]) -> Engine:
+        first = launched[0]
+        config = HeadConfig(
+            pool=life.name,
+            folder=folder_for(life.name, first),
+            cancel_grace_s=1.0,
+            lease_s=60.0,
+            initializer=initializer,
+            node_folder=first.folder,
+            detached_for_s=600.0,
+            attach_key="key",
+        )
+        return HostedEngine(config, LocalHead(), emit=life.announcer.emit)
+
+    life._make_engine = make  # type: ignore[method-assign]
     return pool
 
 

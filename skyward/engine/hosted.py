@@ -180,7 +180,7 @@ class HostedEngine:
         )
         self.values.soon = self.actors.soon = self._reader.soon
         self._linked = (calls, self.nodes, self.streams, self.channels, self.values, self.actors)
-        next_head = NextHead(
+        self._next_head = next_head = NextHead(
             ledger,
             requests,
             self._repair,
@@ -193,7 +193,7 @@ class HostedEngine:
             told=self._tell_wishes,
             lost=self._end_without_head,
         )
-        self._repair.succeed = next_head.go_on
+        self._repair.succeed = self._go_on
         self._heads = OtherHeads(
             config, place, ledger, next_head, dialler=self._dialler_to, lender=self._lender, raiser=raiser
         )
@@ -365,6 +365,11 @@ class HostedEngine:
         assert link is not None
         if not self._heads.change(link, why, has_ended=has_ended):
             self._end_without_head(why)
+
+    def _go_on(self, before: HeadLink, deadline: float) -> None:
+        """Go on with the process that has begun for a killed head, and lend it channels of its own."""
+        self._lender.end_all()
+        self._next_head.go_on(before, deadline)
 
     def _end_without_head(self, why: str) -> None:
         """End the engine, because its scheduler is gone, and with it what the calls became."""

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from ..values.launch_facts import GangLaunch
 
 _CONNECT_S = 20.0
+_AGAIN_S = 0.2
+"""Pause in seconds between two attempts to reach a node to which there may be a way later."""
 _FINISH_S = 3.0
 """Seconds for the last frames to a remote node, and for the end of the command that carries them."""
 
@@ -91,25 +93,52 @@ class NodeLinks:
         self._ledger.machines.update((machine.node, machine) for machine in machines)
         self._ledger.links.update(self.opener.open_all(machines))
 
-    def open_again(self, machines: Sequence[Machine], needed: str = "") -> frozenset[int]:
+    def open_again(
+        self, machines: Sequence[Machine], needed: str = "", *, until: float | None = None
+    ) -> frozenset[int]:
         """Connect to agents that were there before, and return the nodes that answer.
 
+        Args:
+            machines: Machines of the nodes.
+            needed: Folder of the node without which there is nothing to do.
+            until: Time (monotonic) until which the other nodes are tried, because there may be a way to them later;
+                None: they are tried once.
+
         Raises:
-            Unreachable: The node with the folder `needed` does not.
+            Unreachable: The node with the folder `needed` does not answer.
         """
         failed: list[Unreachable] = []
 
         def open_one(machine: Machine) -> None:
             try:
-                self._ledger.links[machine.node] = self.opener.open(machine)
+                if until is None or machine.folder == needed:
+                    link = self.opener.open(machine)
+                else:
+                    link = self._open_until(machine, until)
             except Unreachable as error:
                 if machine.folder == needed:
                     failed.append(error)
+            else:
+                self._ledger.links[machine.node] = link
 
         run_side_by_side([partial(open_one, machine) for machine in machines])
         if failed:
             raise failed[0]
         return frozenset(self._ledger.links)
+
+    def _open_until(self, machine: Machine, until: float) -> NodeLink:
+        """Try to connect to an agent that was there before. Raises Unreachable: it is gone, or does not answer."""
+        from .dialler import Forgotten  # nodes on this machine do without
+
+        while True:
+            try:
+                return self.opener.open(machine, until=until, is_known=True)
+            except Forgotten as error:
+                raise Unreachable(f"node {machine.node}: {error}; open the pool again", node=None) from error
+            except Unreachable:
+                if time.monotonic() + _AGAIN_S > until:
+                    raise
+            time.sleep(_AGAIN_S)
 
     def up(self, machine: Machine) -> None:
         """Send a connected node its topology, and let the scheduler use it."""

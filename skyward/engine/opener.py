@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import os
 import socket
 import threading
@@ -52,8 +53,13 @@ class Opener:
         self._diallers: set[Dialler] = set()
         """Diallers of links that are being opened."""
 
-    def open(self, machine: Machine) -> NodeLink:
+    def open(self, machine: Machine, *, until: float = math.inf, is_known: bool = False) -> NodeLink:
         """Connect to a machine's agent and greet it.
+
+        Args:
+            machine: The machine.
+            until: Time (monotonic) at which to give up, or a second later.
+            is_known: Whether its agent existed before, so that the absence of one means its end.
 
         Raises:
             Unreachable: The agent does not answer in time.
@@ -68,27 +74,31 @@ class Opener:
         from .dialler import Dialler  # nodes on this machine do without
 
         dialler = Dialler(
-            way, role="client", pool=self._pool, node=machine.node, is_known=self._are_known, **self.hello
+            way,
+            role="client",
+            pool=self._pool,
+            node=machine.node,
+            is_known=is_known or self._are_known,
+            **self.hello,
         )
         with self._lock:
             if self._is_closed:
                 raise PoolClosed("pool: closed while it was starting; open a new one")
             self._diallers.add(dialler)
         try:
-            ends, facts = self._dialled(dialler)
+            ends, facts = self._dialled(dialler, min(time.monotonic() + self._timeout_s, until))
         finally:
             with self._lock:
                 self._diallers.discard(dialler)
         dialler.channel.attach(ends, facts["received"])
         return self.link_class(machine.node, dialler.channel, facts, dialler=dialler)
 
-    def _dialled(self, dialler: Dialler) -> tuple[Ends, dict[str, Any]]:
+    def _dialled(self, dialler: Dialler, deadline: float) -> tuple[Ends, dict[str, Any]]:
         """Dial, and try again a few times.
 
         The first connection may break by chance. More attempts would only delay the error of a command that always
         fails.
         """
-        deadline = time.monotonic() + self._timeout_s
         for pause_s in _PAUSES_S:
             try:
                 return dialler.dial(max(1.0, deadline - time.monotonic()))

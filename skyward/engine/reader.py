@@ -229,7 +229,7 @@ class Reader:
                         arrived.append((link, self._receive(link)))
                 except (ChannelClosed, InternalError, OSError) as error:
                     failures.append((link, error))
-            self._handle(arrived)
+            self.handle(arrived)
             for link, failure in failures:
                 self._failed(link, failure)
         except BaseException as error:  # a bug in skyward: the caller that happens to read here must not get it
@@ -250,7 +250,8 @@ class Reader:
             report(error)
             return []
 
-    def _handle(self, arrived: list[tuple[Readable, list[Frame]]]) -> None:
+    def handle(self, arrived: Sequence[tuple[Readable, list[Frame]]]) -> None:
+        """Handle the frames of links whose `reading` this thread holds."""
         if not arrived:
             return
         ledger, handlers = self._ledger, self._handlers.handlers

@@ -26,7 +26,7 @@ from tests.waiting import until
 _LIMIT_S = 60.0
 
 
-def _children(of: int) -> dict[int, str]:
+def children_of(of: int) -> dict[int, str]:
     """Return the command lines of a process's children."""
     found = {}
     for entry in os.listdir("/proc"):
@@ -43,15 +43,15 @@ def _children(of: int) -> dict[int, str]:
 
 
 def heads_of(process: int) -> list[int]:
-    return [pid for pid, line in _children(process).items() if "skyward.engine.head.main" in line]
+    return [pid for pid, line in children_of(process).items() if "skyward.engine.head.main" in line]
 
 
 def _links_to_head(process: int) -> list[int]:
-    return [pid for pid, line in _children(process).items() if "head.sock" in line]
+    return [pid for pid, line in children_of(process).items() if "head.sock" in line]
 
 
 def _links_to_nodes(process: int) -> list[int]:
-    return [pid for pid, line in _children(process).items() if "agent.sock" in line]
+    return [pid for pid, line in children_of(process).items() if "agent.sock" in line]
 
 
 def _is_alive(pid: int) -> bool:

@@ -242,11 +242,26 @@ class TestDetached:
             os.kill(pid, signal.SIGKILL)
         until(lambda: pool.engine == "direct", within_s=LIMIT_S)
         assert where() @ pool == [host.name for host in hosts], "this program lends its channels"
+
+        def run(number: int) -> int:
+            with open(LEDGER, "a") as ledger:
+                ledger.write(f"{number} ")
+            while not os.path.exists(GO):
+                time.sleep(0.01)
+            return number
+
+        futures = [sky.compute(run)(node) > pool.node(node) for node in range(3)]
+        until(lambda: len(clients.ran()) == 3)
+        kill_head(hosts[0])  # the next one gets channels of this program too
+        clients.go()
+        assert [future.result(60) for future in futures] == [0, 1, 2]
+        assert clients.ran() == [0, 1, 2], "nothing ran twice"
         pool.detach()  # waits for the new Ray
         pool = sky.ComputePool.attach("train", logs=False)
         assert (before, pool.engine) == ("ray", "ray")
         assert where() @ pool == [host.name for host in hosts]
         pool.detach()
+        clients.clear()
 
     def test_a_node_that_is_lost_meanwhile_takes_only_its_calls(
         self, clients: Clients, capsys: pytest.CaptureFixture[str]

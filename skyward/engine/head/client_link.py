@@ -22,6 +22,8 @@ from ..tasks import WireFunction, cannot_send
 from .references import ClientReferences
 
 NO_NODE = -1
+_LENT = frozenset({FrameKind.LENT_BYTES, FrameKind.LENT_TAKEN, FrameKind.END_LENT})
+"""Frames by which the head reaches nodes."""
 
 
 class ClientLink(Readable):
@@ -31,11 +33,14 @@ class ClientLink(Readable):
         ledger: Shared state of the head's engine.
         channel: The channel, with its first link.
         references: The client's references to blobs that lie on nodes.
+        waits: Whether frames wait until `go_on`, except those of the channels that the client lends.
     """
 
     channel: StreamChannel
 
-    def __init__(self, ledger: Ledger, channel: StreamChannel, references: ClientReferences) -> None:
+    def __init__(
+        self, ledger: Ledger, channel: StreamChannel, references: ClientReferences, *, waits: bool = False
+    ) -> None:
         super().__init__(NO_NODE, channel)
         self._ledger = ledger
         self._references = references
@@ -44,6 +49,8 @@ class ClientLink(Readable):
         """Blobs with the number of times that the client has sent them."""
         self._bulky: set[int] = set()
         """Tasks that have sent a blob: their next frames must stay behind it."""
+        self._waiting: list[Frame] | None = [] if waits else None
+        """Frames that wait; None: they are handled as they come."""
         channel.confirm()
 
     # Links ----------------------------------------------------------------------------------------------------------
@@ -74,23 +81,37 @@ class ClientLink(Readable):
 
     def handled(self, frames: Sequence[Frame]) -> None:
         """Acknowledge frames to the client only now: their calls are in the journal, or were taken out of it."""
-        self.channel.confirm()
+        if self._waiting is None:
+            self.channel.confirm()
 
     # Coming in ------------------------------------------------------------------------------------------------------
 
     def receive(self) -> Iterator[Frame]:
         """Read once and yield the frames, except functions and blobs: those are kept."""
         for frame in self.channel.receive():
-            if frame.kind == FrameKind.BLOB:
-                self._keep_blob(frame)
-            elif frame.kind == FrameKind.DROP_BLOB:
-                self._drop_blob(frame.body)
-            elif frame.kind == FrameKind.FUNCTION:
-                self._functions[frame.body[:DIGEST_SIZE]] = frame.body[DIGEST_SIZE:]
-            elif frame.kind == FrameKind.DROP_FUNCTION:
-                self._functions.pop(frame.body, None)
-            else:
+            if self._waiting is not None and frame.kind not in _LENT:
+                self._waiting.append(frame)
+            elif not self._keep(frame):
                 yield frame
+
+    def go_on(self) -> list[Frame]:
+        """Return the frames that have waited. Needs `reading`."""
+        waiting, self._waiting = self._waiting or [], None
+        return [frame for frame in waiting if not self._keep(frame)]
+
+    def _keep(self, frame: Frame) -> bool:
+        """Keep a function or a blob, or drop one. Return whether the frame was about one."""
+        if frame.kind == FrameKind.BLOB:
+            self._keep_blob(frame)
+        elif frame.kind == FrameKind.DROP_BLOB:
+            self._drop_blob(frame.body)
+        elif frame.kind == FrameKind.FUNCTION:
+            self._functions[frame.body[:DIGEST_SIZE]] = frame.body[DIGEST_SIZE:]
+        elif frame.kind == FrameKind.DROP_FUNCTION:
+            self._functions.pop(frame.body, None)
+        else:
+            return False
+        return True
 
     def _keep_blob(self, frame: Frame) -> None:
         digest = frame.body[:DIGEST_SIZE]

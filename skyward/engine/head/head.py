@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from ...calls.futures import Future
 from ...console.words import duration
 from ...core.limits import memory_bytes
 from ...errors import PoolClosed, Unreachable, UsageError
@@ -61,7 +62,6 @@ class Head:
         self._config = config
         self.turns = ClientTurns(config)
         self._token = ""
-        self._calls: ClientCalls | None = None
         self._token_before = ""
         """Token of the last client of an earlier process; empty once another one has come."""
         self._kept = KeptCalls(HeadJournal(config.folder)) if config.detached_for_s else None
@@ -84,8 +84,9 @@ class Head:
             numbers=itertools.count(self.turns.first_number - 1, 2),
         )
         self._ledger = engine.ledger
-        is_other = self.was_killed or bool(config.heads_before)
-        self._references = ClientReferences(engine.builder.next_id, was_killed=is_other)
+        self._references = ClientReferences(
+            engine.builder.next_id, was_killed=self.was_killed or bool(config.heads_before)
+        )
         self._lent = LentLinks(engine.builder.next_id, partial(self._tell, priority=RESULTS))
         engine.nodes.opener.hello = {"settles": True}
         engine.nodes.opener.link_class = GatedLink
@@ -99,17 +100,17 @@ class Head:
         self._shared: dict[int, int] = {}
         """Sessions of the program's requests of shared state, by its own numbers."""
         self._ways = NodeWays(config, engine, self.turns, lent=self._lent, request=self._request, kept=self._kept)
+        if not self.was_killed:
+            self._ways.are_open.set()
         self._requests = Requests(
             self._tell, self._later_on, verbs=self._verbs(), slow=self._slow_verbs(), later=self._later()
         )
         self._machines: Machines = RelayedMachines(self._requests)
-        is_journaled = self._kept is not None
-        self._settling = Settling(
-            self._ledger, None if is_journaled else lambda: self._requests.begin("came", priority=BLOBS)
-        )
+        self._settling = Settling(self._ledger, self._ask_if_it_came if self._kept is None else None)
         self.settle = self._settling.settle
         if self.turns.is_detached:
             engine.link_repair.may_ask = self._may_replace
+        self._calls: ClientCalls | None = self._calls_of(self._nobody()) if self.was_killed else None
         self._register()
 
     # The client ---------------------------------------------------------------------------------------------------
@@ -184,7 +185,8 @@ class Head:
             self._kept.note(**state)
 
     def _take(self, channel: StreamChannel, *, continues: bool) -> None:
-        client = self.turns.client = ClientLink(self._ledger, channel, self._references)
+        waits = not self._ways.are_open.is_set()
+        client = self.turns.client = ClientLink(self._ledger, channel, self._references, waits=waits)
         if self._calls is None:
             self._calls = self._calls_of(client)
         else:
@@ -192,12 +194,21 @@ class Head:
                 self._calls.link = client
             else:
                 self._calls.change_client(client)
-            self._tell_facts()
+            if not waits:  # else nobody knows yet which nodes there are
+                self._tell_facts()
             self._ways.tell_of_ray()
         self.tell_kept_output()
         self._tell_losses()
         self._ledger.watcher.add(client)
         self._ledger.watcher.wake()
+
+    def _ask_if_it_came(self) -> Future[Any]:
+        """Ask the client, behind everything else, whether it is there."""
+        return self._requests.begin("came", priority=BLOBS)
+
+    def _nobody(self) -> ClientLink:
+        """Return a link in the place of a client that is not there."""
+        return ClientLink(self._ledger, StreamChannel(checks_blobs=True), self._references)
 
     def _calls_of(self, link: ClientLink) -> ClientCalls:
         return ClientCalls(
@@ -237,23 +248,31 @@ class Head:
         return True
 
     def go_on(self) -> None:
-        """Go on where an earlier process was killed. Raises NodeError if the node beside it cannot be reached."""
+        """Go on where an earlier process was killed. Raises NodeError if the node beside it cannot be reached.
+
+        The other nodes are reached by Ray, or over channels that a client lends. Until the calls have their nodes, it
+        may do no more than that.
+        """
         assert self._kept is not None
-        nobody = ClientLink(self._ledger, StreamChannel(checks_blobs=True), self._references)
-        self._calls = self._calls_of(nobody)
         state = self._kept.state
         machines = load_plain(state["machines"]) if "machines" in state else []
         lost_before = frozenset(state.get("lost", ()))
         wanted = [machine for machine in machines if machine.node not in lost_before]
-        self._ways.go_on(wanted)  # first, because the other nodes are reached by it
-        there = self.engine.nodes.open_again(wanted, self._config.node_folder)
+        until = self._ways.go_on(wanted)
+        there = self.engine.nodes.open_again(wanted, self._config.node_folder, until=until)
+        self.engine.link_repair.source = self._machines
         with self._ledger:  # so that no frame of a node is handled before its task is known
             self.engine.use_again(machines, there)
             held = held_by_nodes(self._ledger)
-            take_up(self._calls, self._unfinished, held, frozenset(m.node for m in wanted) - there)
+            unfinished = [each for each in self._unfinished if self._kept.get(each[0].number) is not None]
+            take_up(self._of_client(), unfinished, held, frozenset(m.node for m in wanted) - there)
             self._cancel_rest(held)
-        self._unfinished = []
-        self.engine.link_repair.source = self._machines
+            self._unfinished, client = [], self.turns.client
+            self._ways.are_open.set()
+        if client is not None:
+            with client.reading:
+                if client is self.turns.client:
+                    self.engine.reader.handle([(client, client.go_on())])
 
     def _cancel_rest(self, held: dict[int, HeldProgress] | None) -> None:
         """Cancel what nodes have and nobody goes on with: it was cancelled, cannot go on, or another task called it."""

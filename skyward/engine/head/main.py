@@ -86,11 +86,11 @@ def _run(config: HeadConfig, listener: socket.socket, path: str, lease: Lease | 
     turns = head.turns
     door = Door(listener, head.welcome, turns.renew, turns.orphan, head.look)
     head.engine.begin()
-    if head.was_killed:
-        head.go_on()
-    elif is_detached:
+    if is_detached and not head.was_killed:
         _say(path)  # its journal could be made
     door.open()
+    if head.was_killed:  # a client may already lend the channels for that
+        head.go_on()
     if config.starter:
         threading.Thread(target=_wait_for_end, args=(turns.ended,), daemon=True).start()
     renewed_at = 0.0

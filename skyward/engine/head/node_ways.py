@@ -6,6 +6,8 @@ A detached pool goes on without a client from the moment when Ray reaches all no
 from __future__ import annotations
 
 import contextlib
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -22,6 +24,9 @@ from .kept_calls import KeptCalls
 from .lending import LentLinks
 from .messages import HeadConfig
 from .turns import ClientTurns
+
+_RAY_FIRST = 0.7
+"""Part of the time for the links of a head that begins again in which only Ray may carry them."""
 
 
 class NodeWays:
@@ -46,10 +51,12 @@ class NodeWays:
     ) -> None:
         self._config, self._turns, self._lent = config, turns, lent
         self._request, self._kept = request, kept
-        self._ledger = engine.ledger
+        self._ledger, self._repair = engine.ledger, engine.link_repair
+        self.are_open = threading.Event()
+        """Set when the links to all nodes are open or given up, after a head was killed; else from the beginning."""
         self._by_ray = RayWays(
             lambda machine: partial(self._lend, machine),
-            engine.link_repair.move,
+            self._move,
             lacks=partial(request, "ray_lacks"),
             carries=self._on_carried,
         )
@@ -85,14 +92,27 @@ class NodeWays:
 
     # Ray ------------------------------------------------------------------------------------------------------------
 
-    def go_on(self, machines: Sequence[Machine]) -> None:
-        """Reach nodes by the Ray of an earlier process of this head, if it had one."""
+    def go_on(self, machines: Sequence[Machine]) -> float:
+        """Reach nodes by the Ray of an earlier process of this head, if it had one.
+
+        Return the time (monotonic) until which those that Ray does not reach may be tried.
+        """
         state = {} if self._kept is None else self._kept.state
-        if "ray" in state:
+        # Nothing renews a lease meanwhile, the own one included: half of it is for all that comes next.
+        began, limit_s = time.monotonic(), min((machine.lease_s for machine in machines), default=0.0) / 2
+        if "ray" in state:  # first, because the next client adopts a Ray that carries all links
             self._driver.start(DriverOrder(**state["ray"]))
             others = [machine for machine in machines if not self.is_beside(machine)]
-            # Nothing renews a lease meanwhile, the own one included: half of it is for all that comes next.
-            self._by_ray.await_ready(others, min((machine.lease_s for machine in others), default=0.0) / 2)
+            self._by_ray.await_ready(others, limit_s * _RAY_FIRST)
+        return began + limit_s
+
+    def _move(self, node: int) -> None:
+        """Dial the link to a node again, because Ray reaches it."""
+        if not self.are_open.is_set():
+            self.are_open.wait()  # nobody watches the links yet; the head opens them, or its process ends
+            if node in self._by_ray.by_ray:
+                return
+        self._repair.move(node)
 
     def drive(self, python: str, folder: str, here: str, address: str) -> None:
         """Use a Ray that stands from now on. Raises UsageError if a detached pool has no room to note it."""

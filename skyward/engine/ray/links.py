@@ -126,6 +126,8 @@ class RayWays:
         self._ready: set[str] = set()
         """Sockets of the agents that Ray reaches."""
         self._preparing: set[str] = set()
+        self._lacking: set[str] = set()
+        """Those whose nodes Ray does not have, as the driver last said."""
         self._has_changed = threading.Event()
         """Set when the driver is no longer the same."""
         self._is_lost = False
@@ -152,7 +154,7 @@ class RayWays:
         """Use Ray no more. Links by Ray stay as they are until they break."""
         with self._lock:
             self._driver = ""
-            self._ready, self._preparing = set(), set()
+            self._ready, self._preparing, self._lacking = set(), set(), set()
             self._has_changed.set()
 
     def is_lost(self) -> None:
@@ -169,7 +171,10 @@ class RayWays:
         self._note(node, is_by_ray=False)
 
     def await_ready(self, machines: Sequence[Machine], limit_s: float) -> None:
-        """Wait until Ray reaches machines that were not dialled before, or is lost, for at most this many seconds."""
+        """Wait until Ray reaches machines that were not dialled before, for at most this many seconds.
+
+        Nobody waits for a node that Ray does not have, nor for a Ray that is lost.
+        """
         agents = {machine.socket_path for machine in machines}
         with self._lock:
             self._machines.update((machine.node, machine) for machine in machines)
@@ -177,7 +182,7 @@ class RayWays:
         for machine in machines if is_there else ():
             self._prepare(machine)
         with self._readied:
-            self._readied.wait_for(lambda: agents <= self._ready or self._is_lost, limit_s)
+            self._readied.wait_for(lambda: agents <= self._ready | self._lacking or self._is_lost, limit_s)
 
     def way_to(self, machine: Machine) -> Connect:
         """Return the function that opens a link to a machine's agent."""
@@ -249,8 +254,14 @@ class RayWays:
                 answer = json.loads(asked.makefile("rb").readline() or b"{}")
         except (OSError, ValueError, Unreachable):  # the driver has died, or does not answer
             return False
-        if answer.get("is_lacking"):
+        if is_lacking := bool(answer.get("is_lacking")):
             self._lacks(machine.node)
+        with self._readied:
+            if is_lacking:
+                self._lacking.add(machine.socket_path)
+                self._readied.notify_all()
+            else:
+                self._lacking.discard(machine.socket_path)
         return bool(answer.get("ready"))
 
 

@@ -1,0 +1,105 @@
+"""Head of a detached pool that is killed: its next process reaches the other nodes over channels of the client."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import skyward as sky
+from skyward.errors import NodeLost
+from skyward.testing.engine_suite import appear, wait_for
+from tests.engine.test_hosted_faults import children_of
+from tests.engines import journaled_pool
+from tests.waiting import until
+
+_LIMIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[tuple[sky.ComputePool, list[sky.events.Event]]]:
+    events: list[sky.events.Event] = []
+    with journaled_pool(nodes=2, concurrency=2, logs=False, on_event=events.append) as pool:
+        yield pool, events
+
+
+def head_of(process: int) -> int:
+    """Return the head below a process. Its standby and its watchdog look the same, and are above it."""
+    own = [pid for pid, line in children_of(process).items() if "skyward.engine.head.main" in line]
+    return head_of(own[0]) if own else process
+
+
+def kill_head(*, with_process: int = 0) -> None:
+    """Kill the head, once it is there, and perhaps another process first, of which it does not learn."""
+    until(lambda: head_of(os.getpid()) != os.getpid())
+    head = head_of(os.getpid())
+    if with_process:
+        os.kill(head, signal.SIGSTOP)
+        os.kill(with_process, signal.SIGKILL)
+    os.kill(head, signal.SIGKILL)
+
+
+def test_calls_of_all_nodes_go_on_over_lent_channels(
+    opened: tuple[sky.ComputePool, list[sky.events.Event]], tmp_path: Path
+) -> None:
+    pool, events = opened
+
+    def wait(number: int) -> int:
+        with open(tmp_path / f"began-{number}", "a", encoding="ascii") as file:
+            file.write("x")
+        wait_for(tmp_path / "go")
+        return number
+
+    @sky.compute
+    def count() -> Iterator[bytes]:
+        for number in range(40):
+            yield bytes([number]) * 100_000
+
+    agents = pool.agent_pids()
+    stream = iter(count() >> pool.node(1))
+    taken = [next(stream)[0] for _ in range(10)]
+    running = [sky.compute(wait)(node) > pool.node(node) for node in range(2)]
+    waiting = [sky.compute(wait)(number) > pool for number in range(2, 10)]
+    for number in range(2):
+        wait_for(tmp_path / f"began-{number}")
+    kill_head()
+    late = [sky.compute(wait)(number) > pool for number in range(10, 14)]
+    given_up = sky.compute(wait)(14) > pool.node(1)
+    given_up.cancel()
+    appear(tmp_path / "go")
+    assert [future.result(_LIMIT_S) for future in running + waiting + late] == list(range(14))
+    assert taken + [item[0] for item in stream] == list(range(40))
+    assert [(tmp_path / f"began-{number}").read_text() for number in range(14)] == ["x"] * 14
+    assert sky.compute(abs)(-1) @ pool == [1, 1]
+    assert pool.agent_pids() == agents
+    assert not [event for event in events if isinstance(event, sky.events.NodeLost)]
+
+
+def test_a_node_that_is_lost_with_the_head_is_replaced(
+    opened: tuple[sky.ComputePool, list[sky.events.Event]], tmp_path: Path
+) -> None:
+    pool, events = opened
+
+    def wait(number: int) -> int:
+        appear(tmp_path / f"began-{number}")
+        wait_for(tmp_path / "go")
+        return number
+
+    safe = sky.compute(wait)(0) > pool.node(0)
+    lost = sky.compute(wait)(1) > pool.node(1)
+    for number in range(2):
+        wait_for(tmp_path / f"began-{number}")
+    began = time.monotonic()
+    kill_head(with_process=pool.agent_pids()[1])
+    with pytest.raises(NodeLost, match="may have begun"):
+        lost.result(_LIMIT_S)
+    assert time.monotonic() - began < _LIMIT_S / 2 - 5, "nobody waits for an agent that is gone"
+    appear(tmp_path / "go")
+    assert safe.result(_LIMIT_S) == 0
+    assert sky.compute(abs)(-1) @ pool == [1, 1]
+    (event,) = [event for event in events if isinstance(event, sky.events.NodeLost)]
+    assert (event.node, event.will_be_replaced) == (1, True)
