@@ -194,6 +194,7 @@ def _reporting(act: Callable[[argparse.Namespace], int]) -> Callable[[argparse.N
 def _serve(arguments: argparse.Namespace) -> int:
     import logging
 
+    from ..errors import CheckpointSaveFailed
     from ..training.diloco import DiLoCoServer
     from ..training.diloco.addresses import token_of_environment
     from .screen import complain
@@ -220,18 +221,19 @@ def _serve(arguments: argparse.Namespace) -> int:
         token=token_of_environment(),
     )
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
-    with server:
-        print("\n".join(_welcome(server, arguments)), flush=True)
-        try:
-            server.wait()
-        except KeyboardInterrupt:
-            print("ends; another Ctrl-C ends it without a save", flush=True)
+    try:
+        with server:
+            print("\n".join(_welcome(server, arguments)), flush=True)
+            try:
+                server.wait()
+            except KeyboardInterrupt:
+                print("ends; another Ctrl-C ends it without a save", flush=True)
+    except CheckpointSaveFailed as error:
+        complain(error)
+        return 1
     status = server.status()
     if arguments.save_dir is None or not status["parameters"]:
         return 0
-    if not server.stop():  # it has ended already, and says whether its last state is saved
-        complain(f"round {status['round']} is not saved; the log above says why")
-        return 1
     print(f"round {status['round']} is saved in {arguments.save_dir}")
     return 0
 

@@ -38,15 +38,18 @@ def open_exchange(settings: DiLoCoSettings, model: torch.nn.Module | None = None
     )
 
 
-def end_exchange(exchange: DeltaExchange) -> bool:
-    """Save the last state, and discard what waits for its round. Return whether nothing is lost with the process."""
+def end_exchange(exchange: DeltaExchange) -> Exception | None:
+    """Save the last state, and discard what waits for its round. Return the error if it could not be saved."""
     try:
         exchange.save()
-    except (SkywardError, OSError) as error:
-        _log.error("the last state could not be saved: %s", error)
-        return False
+    except Exception as error:
+        if isinstance(error, SkywardError | OSError):
+            _log.error("the last state could not be saved: %s", error)
+        else:
+            _log.exception("the last state could not be saved")
+        return error
     else:
-        return True
+        return None
     finally:
         exchange.close()
 

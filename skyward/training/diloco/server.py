@@ -13,7 +13,7 @@ from typing import Any, Self
 import torch
 import uvicorn
 
-from ...errors import UsageError
+from ...errors import CheckpointSaveFailed, UsageError
 from ..control.server import bind, is_loopback
 from .addresses import FIRST_PORT
 from .algorithm import OUTER_LR, OUTER_MOMENTUM, OuterOptimizer
@@ -75,6 +75,8 @@ class DiLoCoServer:
 
     Raises:
         UsageError: An argument is not legal, the port is taken, or the save is of another model.
+        CheckpointSaveFailed: At the end of a `with` block: the last state could not be saved. If the block raises, that
+            error has a note of it.
 
     Example:
         with DiLoCoServer(model, num_workers=2, save_dir="global") as server:
@@ -127,6 +129,7 @@ class DiLoCoServer:
         self._host, self._port, self._cert = host, port, cert
         self._token = token or (secrets.token_hex(32) if save_dir is None else token_in(save_dir))
         self._tokens = ServerTokens(self._token, save_dir)
+        self._save_dir = None if save_dir is None else os.fspath(save_dir)
         self._exchange = open_exchange(settings, model)
         self._look_s = heartbeat_timeout / 3 if heartbeat_timeout else None
         self._stop = threading.Event()
@@ -135,7 +138,7 @@ class DiLoCoServer:
         self._app: DiLoCoApp | None = None
         self._threads: list[threading.Thread] = []
         self._ending: threading.Thread | None = None
-        self._is_saved = True
+        self._save_failure: Exception | None = None
 
     @property
     def token(self) -> str:
@@ -213,7 +216,7 @@ class DiLoCoServer:
         """
         self._stop.set()
         if self._server is None or self._app is None:
-            return self._is_saved
+            return self._save_failure is None
         self._app.end_waits()
         self._server.should_exit = True
         if self._ending is None:
@@ -223,7 +226,7 @@ class DiLoCoServer:
         if self._ending.is_alive():
             _log.error("the server has not saved its last state after %g s; it is lost if the process ends", timeout_s)
             return False
-        return self._is_saved
+        return self._save_failure is None
 
     def wait(self) -> None:
         """Return when an operator asks the server to stop (`skyward diloco stop`), or another thread calls `stop`."""
@@ -242,7 +245,16 @@ class DiLoCoServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
+        if self.stop():
+            return
+        failure = self._save_failure
+        why = f"is still being written after {STOP_S:g} s" if failure is None else f"could not be saved: {failure}"
+        unsaved = CheckpointSaveFailed(
+            f"save_dir={self._save_dir!r}: the last state {why}; check the disk and its space"
+        )
+        if error is None:
+            raise unsaved from failure
+        error.add_note(str(unsaved))
 
     def _config(self, app: DiLoCoApp) -> uvicorn.Config:
         config = uvicorn.Config(
@@ -274,11 +286,7 @@ class DiLoCoServer:
     def _end(self) -> None:
         for thread in self._threads:
             thread.join()
-        try:
-            self._is_saved = end_exchange(self._exchange)
-        except Exception:
-            self._is_saved = False
-            _log.exception("the last state could not be saved")
+        self._save_failure = end_exchange(self._exchange)
         self._server = None
 
     def _look(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from skyward import integrations
-from skyward.errors import UsageError
+from skyward.errors import CheckpointSaveFailed, UsageError
 from skyward.training.diloco import DelayedNesterov, DiLoCoServer, OuterSGD
 from skyward.training.diloco.client import DiLoCoClient
 from skyward.training.diloco.pool_servers import SeatedServer
@@ -105,13 +105,24 @@ def test_a_last_save_that_stalls_keeps_its_owner_and_holds_up_nobody_forever(tmp
 
 def test_a_server_whose_last_save_fails_says_so_to_whoever_stops_it(tmp_path: Path) -> None:
     outer = FailingSGD()
-    with serving(make_model(), save_dir=tmp_path, outer_optimizer=outer) as server:
+    server = DiLoCoServer(make_model(), port=0, token=TOKEN, save_dir=tmp_path, outer_optimizer=outer)
+    with pytest.raises(CheckpointSaveFailed, match=r"the last state could not be saved: \[Errno 28\]"), server:
         outer.is_disk_full = True
         problem = DiLoCoClient(server.address, token=TOKEN).ask("/control/stop", {})["problem"]
         assert problem == "its last state could not be saved: [Errno 28] No space left on device"
         server.wait()
         assert not server.stop(timeout_s=60)
         assert not server.stop(timeout_s=60)
+
+
+def test_the_error_of_a_block_has_a_note_of_a_last_save_that_fails(tmp_path: Path) -> None:
+    outer = FailingSGD()
+    server = DiLoCoServer(make_model(), port=0, save_dir=tmp_path, outer_optimizer=outer)
+    with pytest.raises(LookupError) as caught, server:
+        outer.is_disk_full = True
+        raise LookupError
+    (note,) = caught.value.__notes__
+    assert note.startswith(f"save_dir='{tmp_path}': the last state could not be saved: [Errno 28]")
 
 
 def test_a_server_whose_last_save_stalls_is_not_waited_for_forever(tmp_path: Path) -> None:
