@@ -159,9 +159,10 @@ def is_from_handler(error: BaseException) -> bool:
     """Return whether a signal handler raised the error. Then it is meant for the user, whatever was going on."""
     if isinstance(error, KeyboardInterrupt):  # from Python's own handler, perhaps without our wrapper
         return _get_ident() == _main
+    codes = {_Deferring.__call__.__code__, *(getattr(_getsignal(n), "__code__", None) for n in _STANDARD)}
     frames = error.__traceback__
     while frames is not None:
-        if frames.tb_frame.f_code is _Deferring.__call__.__code__:
+        if frames.tb_frame.f_code in codes:  # a handler of the user's own is wrapped at the next hold only
             return True
         frames = frames.tb_next
     return False

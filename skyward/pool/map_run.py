@@ -261,6 +261,8 @@ class MapRun:
             packed = pack_numbers(items) or splice_items(items, is_star=self._star)
             payload = self._packing.payload((packed, self._star, self._return_exceptions, self._sizes.limit_ns))
         except Exception as error:
+            if interrupts.is_from_handler(error):
+                raise
             # Found out by failing, because a look into all items costs more than sending small ones.
             if isinstance(error, NotRun) and any(map(has_calls, items)):
                 self._run_calls_of(first, items)

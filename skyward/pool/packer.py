@@ -21,6 +21,7 @@ import cloudpickle
 
 from ..calls.compute import ComputeFunction, is_importable
 from ..calls.graphs import has_calls
+from ..core import interrupts
 from ..engine.tasks import WireFunction
 from ..errors import ArgumentNotPicklable, NotRun, UsageError
 from ..values.launch import ProcessLaunch
@@ -65,6 +66,8 @@ class Packer:
             why = f"the function {name!r} cannot be sent: {error}"
             raise ArgumentNotPicklable(why, argument=name) from error  # words: ok, NotRun says what to do
         except Exception as error:
+            if interrupts.is_from_handler(error):
+                raise
             raise ArgumentNotPicklable(
                 f"the function {name!r} cannot be sent: {type(error).__name__}: {error}. It uses something from "
                 "outside (a global, a closure) that cannot be pickled; make it inside the function",
@@ -99,6 +102,8 @@ class Packer:
                 return encode((args, kwargs), put, may_stay=may_stay)
             return encode((args, kwargs), lambda data: seen.put(data, put), may_stay=may_stay, reduce=seen.reduce)
         except Exception as error:
+            if interrupts.is_from_handler(error):
+                raise
             if isinstance(error, NotRun) and has_calls((args, kwargs)):
                 raise  # not a mistake, but a graph of calls
             which, value = self._unpicklable(args, kwargs)
@@ -114,7 +119,9 @@ class Packer:
         for which, value in named:
             try:
                 encode(value, self.put)
-            except Exception:  # this argument is the culprit; the caller already has the error
+            except Exception as error:  # this argument is the culprit; the caller already has the error
+                if interrupts.is_from_handler(error):
+                    raise
                 return f"{which} (a {type(value).__qualname__})", value
         return "an argument", None
 

@@ -17,6 +17,7 @@ from ..accelerators import Accelerator
 from ..calls.compute import PendingCompute
 from ..console.announcer import EventStream
 from ..console.words import usd
+from ..core import interrupts
 from ..core.html import card
 from ..core.signatures import checked_options
 from ..core.user_lines import drop_our_frames
@@ -645,6 +646,8 @@ class ComputePool(PoolTarget, NodeAccess, DetachedAccess, SharedNames):
         try:
             payload = dispatch.packing.payload(value)
         except Exception as error:
+            if interrupts.is_from_handler(error):
+                raise
             raise ArgumentNotPicklable(
                 f"put(): a {type(value).__qualname__} cannot be pickled: {type(error).__name__}: {error}; put plain "
                 "data or arrays",

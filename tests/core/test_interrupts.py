@@ -152,6 +152,10 @@ def test_exceptions_of_a_handler_are_told_apart_from_others(alarms: None) -> Non
     with pytest.raises(Alarm) as by_handler:
         signal.raise_signal(signal.SIGALRM)
     assert interrupts.is_from_handler(by_handler.value)
+    interrupts.restore()  # a handler that no hold has wrapped yet
+    with pytest.raises(Alarm) as by_own_handler:
+        signal.raise_signal(signal.SIGALRM)
+    assert interrupts.is_from_handler(by_own_handler.value)
     assert not interrupts.is_from_handler(SystemExit(1))
 
 

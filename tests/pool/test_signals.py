@@ -100,3 +100,25 @@ def test_calls_of_other_threads_go_on_while_a_handler_raises_in_calls_of_the_mai
     assert not wrong
     assert interrupted
     assert [double(i) >> pool for i in range(4)] == [0, 2, 4, 6]
+
+
+class Ringing:
+    """Argument during whose pickling a signal arrives."""
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        signal.raise_signal(signal.SIGUSR1)
+        return int, ()
+
+
+def test_a_handler_that_raises_while_an_argument_is_pickled_is_no_fault_of_the_argument(pool: sky.ComputePool) -> None:
+    with Alarm() as alarm:
+        for run in (
+            lambda: double(Ringing()) >> pool,
+            lambda: double({"x": Ringing()}) > pool,
+            lambda: pool.map(double, [Ringing()]),
+            lambda: pool.put(Ringing()),
+        ):
+            alarm.is_set = True
+            with pytest.raises(TimeIsUp):
+                run()
+    assert double(2) >> pool == 4

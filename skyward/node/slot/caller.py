@@ -23,6 +23,7 @@ from ...calls.futures import Future, refuse_to_wait, this_thread, value_of, valu
 from ...calls.graphs import Graphs
 from ...calls.named_options import pack_options
 from ...calls.undecoded import Undecoded
+from ...core import interrupts
 from ...errors import ArgumentNotPicklable, PoolClosed, RemoteError, UsageError
 from ...values.launch import RankValues
 from ...values.launch_facts import LaunchFacts
@@ -170,6 +171,8 @@ class Caller:
             payload = encode(value, Blob.kept)
             kept = tuple(with_bytes(payload.blobs))
         except Exception as error:
+            if interrupts.is_from_handler(error):
+                raise
             raise ArgumentNotPicklable(
                 f"put(): a {type(value).__qualname__} cannot be kept: {type(error).__name__}: {error}; pass plain data",
                 argument="value",
@@ -305,6 +308,8 @@ def _payloads(pending: PendingCompute[Any]) -> tuple[Encoded, Encoded]:
         try:
             encoded.append(encode(value, Blob.snapshot))
         except Exception as error:
+            if interrupts.is_from_handler(error):
+                raise
             raise ArgumentNotPicklable(
                 f"{subject} cannot be sent: {type(error).__name__}: {error}; send plain data, arrays or paths",
                 argument=pending.name,

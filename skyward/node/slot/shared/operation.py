@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
 from ....calls.active import open_pools
+from ....core import interrupts
 from ....core.unrun import short
 from ....errors import ArgumentNotPicklable, PoolClosed, UsageError, WrongArguments
 from ....shared.messages import StoreRequest
@@ -205,6 +206,8 @@ class SharedThing:
         try:
             return pickle_whole(value)
         except Exception as error:
+            if interrupts.is_from_handler(error):
+                raise
             raise ArgumentNotPicklable(
                 f"value of {self!r}: cannot be sent: {type(error).__name__}: {error}; store plain data or paths",
                 argument="value",
