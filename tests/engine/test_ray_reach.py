@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import io
 import json
 import random
@@ -41,12 +42,20 @@ def free_places(count: int) -> list[Place]:
 async def all_reasons(known: Sequence[Sequence[Place]], limit_s: float) -> list[dict[int, str]]:
     """Let nodes connect to each other. Each knows places of its own."""
     tries = (reasons_of(node, dict(enumerate(places)), limit_s) for node, places in enumerate(known))
-    return list(await asyncio.gather(*tries))
+    reasons = list(await asyncio.gather(*tries))
+    await connections_are_read()
+    return reasons
+
+
+async def connections_are_read() -> None:
+    """Wait until no connection is open: its other end is closed, and Python complains of those that a loop leaves."""
+    while others := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(others)
 
 
 def test_nodes_that_reach_each_other_are_done_at_once() -> None:
     places = free_places(4)
-    assert asyncio.run(asyncio.wait_for(all_reasons([places] * 4, 600.0), 60.0)) == [{}] * 4
+    assert asyncio.run(all_reasons([places] * 4, 60.0)) == [{}] * 4
 
 
 def test_a_direction_that_is_closed_is_found_from_its_own_side() -> None:
@@ -54,6 +63,8 @@ def test_a_direction_that_is_closed_is_found_from_its_own_side() -> None:
     assert asyncio.run(all_reasons([[first, closed], [first, other]], 0.5)) == [{1: "connection refused"}, {}]
 
 
+# A server of asyncio loses a connection that arrives while it closes, and Python 3.11 complains of it (gh-109564).
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_strangers_line_is_not_taken_for_a_nodes() -> None:
     async def disturbed() -> dict[int, str]:
         places = free_places(2)
@@ -63,10 +74,13 @@ def test_a_strangers_line_is_not_taken_for_a_nodes() -> None:
                 _, writer = await asyncio.open_connection(*places[0])
                 writer.write(b"x" * 200_000 + b"\n")
                 writer.close()
+                await writer.wait_closed()
             await asyncio.sleep(0.05)
+        await connections_are_read()
         return await node
 
     assert asyncio.run(disturbed()) == {1: "connection refused"}
+    gc.collect()  # so that the complaint does not meet another test
 
 
 def test_a_probe_whose_port_is_taken_says_so(

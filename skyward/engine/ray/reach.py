@@ -117,9 +117,11 @@ async def reasons_of(node: int, places: Mapping[int, Place], limit_s: float) -> 
     waiting, is_heard = {str(other) for other in others}, asyncio.Event()
 
     async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, ValueError):  # a stranger's line may be endless
-            waiting.discard((await reader.readline()).decode(errors="replace").strip())
-        writer.close()
+        try:
+            with contextlib.suppress(OSError, ValueError):  # a stranger's line may be endless
+                waiting.discard((await reader.readline()).decode(errors="replace").strip())
+        finally:
+            writer.close()
         if not waiting:
             is_heard.set()
 
