@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from ..errors import InternalError, NodeError
+from ..values.machine import Gone
 from ..wire.blobs import DIGEST_SIZE, Blob
 from ..wire.channel import BLOBS, CONTROL
 from ..wire.ends import Ends
@@ -123,6 +124,7 @@ class HeadRepair:
         lease_s: Seconds that the head goes on without its client.
         lost: Called when the head is lost.
         taken: Called with the reason when another client has taken the head over.
+        why_gone: Returns why the head's machine is gone for certain; None: it may be there.
     """
 
     def __init__(
@@ -132,12 +134,15 @@ class HeadRepair:
         lease_s: float,
         lost: HeadLost,
         taken: Callable[[str], object],
+        *,
+        why_gone: Callable[[], Gone | None] = lambda: None,
     ) -> None:
         self._ledger = ledger
         self._liveness = liveness
         self._lease_s = lease_s
         self._lost = lost
         self._taken = taken
+        self._why_gone = why_gone
         self.succeed: Callable[[HeadLink, float], object]
         """Function that goes on with the process that has begun for a killed head. It dials until a time (monotonic),
         and raises the errors of `Dialler.dial`. Set by the engine."""
@@ -177,7 +182,7 @@ class HeadRepair:
         deadline = time.monotonic() + self._lease_s + LINK_TIMES.margin_s
         try:
             try:
-                new_ends, facts = link.dialler.dial_until(deadline, LINK_TIMES)
+                new_ends, facts = link.dialler.dial_until(deadline, LINK_TIMES, self._why_gone)
             except BeganAgain:
                 assert isinstance(link, HeadLink)
                 self.succeed(link, deadline)
@@ -186,7 +191,7 @@ class HeadRepair:
             self._taken(str(error))
             return
         except Forgotten as error:
-            self._lost(str(error), has_ended=True)
+            self._lost(str(error), has_ended=error.gone is None)
             return
         except (NodeError, InternalError) as error:
             self._lost(str(error))

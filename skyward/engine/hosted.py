@@ -26,7 +26,7 @@ from ..core.limits import raise_file_limit
 from ..errors import InternalError, NodeLost, PoolClosed, SkywardError, Unreachable, UsageError
 from ..events import Emit, ignore
 from ..schedule.scheduler import Scheduler
-from ..values.machine import Machine, Machines
+from ..values.machine import Gone, Machine, Machines
 from ..wire.channel import BLOBS, CONTROL, RESULTS
 from ..wire.frames import FrameKind
 from .builder import TaskBuilder
@@ -144,6 +144,7 @@ class HostedEngine:
             config.detached_for_s or config.lease_s,
             self._head_lost,
             self._taken_over,
+            why_gone=self._why_gone,
         )
         frames = HostedFrames(
             ledger,
@@ -370,6 +371,10 @@ class HostedEngine:
         """Go on with the process that has begun for a killed head, and lend it channels of its own."""
         self._lender.end_all()
         self._next_head.go_on(before, deadline)
+
+    def _why_gone(self) -> Gone | None:
+        """Return why the machine of a detached pool's head is gone. Such a head may live longer than anyone waits."""
+        return self._machines.why_gone(0) if self._config.detached_for_s and self._machines.source else None
 
     def _end_without_head(self, why: str) -> None:
         """End the engine, because its scheduler is gone, and with it what the calls became."""

@@ -9,16 +9,23 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 import skyward as sky
+from skyward.engine import dialler
 from skyward.engine.dialler import CommandEnds, Dialler
 from skyward.engine.head.last_words import read_last_words, write_last_words
 from skyward.engine.head.messages import HeadConfig
 from skyward.engine.head.place import LocalHead
 from skyward.engine.head.turns import ClientTurns
 from skyward.engine.hosted import HostedEngine
+from skyward.errors import InternalError
+from skyward.errors import NodeLost as NodeLostError
 from skyward.events import DetachmentWarning, Event, NodeLost
-from skyward.values.machine import PoolSpec
+from skyward.values.machine import Gone, Machine, PoolSpec
+from skyward.wire.frames import PROTOCOL_VERSION
 from tests.waiting import until
 
 
@@ -88,6 +95,65 @@ def test_a_client_is_told_once_of_a_node_that_was_lost_before_it_came(tmp_path: 
         provider.terminate([machine])
 
 
+def test_a_pool_that_is_extended_takes_clients_that_are_one_version_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = detached(tmp_path)
+    place = LocalHead()
+    argv = place.start(config)
+    try:
+        first = HostedEngine(config, _Known(argv))
+        first.start([], None)
+        first.extend(1800.0)
+        first.leave()
+        until(lambda: not look(argv)[1])
+        assert 5000.0 < glance(argv)["left_s"] <= 5400.0
+        for version in (PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1):
+            monkeypatch.setattr(dialler, "PROTOCOL_VERSION", version)
+            attach(config, argv, [], lambda: True)
+        for version in (PROTOCOL_VERSION - 2, PROTOCOL_VERSION + 2):
+            monkeypatch.setattr(dialler, "PROTOCOL_VERSION", version)
+            with pytest.raises(InternalError, match=rf"protocol {version} of the client does not fit protocol"):
+                glance(argv)
+    finally:
+        place.stop()
+
+
+def test_calls_fail_as_soon_as_the_provider_says_that_the_machine_of_the_head_is_gone(tmp_path: Path) -> None:
+    config = detached(tmp_path)
+    place = LocalHead()
+    argv = place.start(config)
+    network = tmp_path / "network"
+    network.touch()
+    try:
+        client = HostedEngine(config, _Known(("sh", "-c", f'test -e {network} && exec "$@"', "sh", *argv)))
+        client.start([], _GoneMachines())
+        network.unlink()
+        place.stop()
+        asked = client.requests.begin("counts")
+        with pytest.raises(NodeLostError, match=r"head of the pool: is gone \(the instance was terminated\)"):
+            asked.result(30.0)
+        client.close()
+    finally:
+        place.stop()
+
+
+class _GoneMachines:
+    """Machines of a provider that has ended all of them."""
+
+    def replace(self, node: int) -> Machine | None:
+        return None
+
+    def prepare_replacement(self, node: int) -> bool:
+        return False
+
+    def give_up(self, node: int) -> None:
+        return None
+
+    def why_gone(self, node: int) -> Gone | None:
+        return Gone(reason="the instance was terminated")
+
+
 def attach(config: HeadConfig, argv: tuple[str, ...], events: list[Event], is_enough: Callable[[], bool]) -> None:
     """Attach to a head, and leave it when these events are enough, and it has answered."""
     client = HostedEngine(config, _Known(argv), emit=events.append, attaches=True)
@@ -138,12 +204,18 @@ def test_a_budget_ends_a_pool_without_a_client_earlier_and_is_named_as_the_reaso
 
 def look(argv: tuple[str, ...]) -> tuple[bool, bool, list[int]]:
     """Return whether a head has warned of its end, whether it has a client, and its lost nodes."""
-    dialler = Dialler(
+    facts = glance(argv)
+    return facts["is_ending"], bool(facts["client"]), facts["lost"]
+
+
+def glance(argv: tuple[str, ...]) -> dict[str, Any]:
+    """Return what a head tells a process that only looks."""
+    looking = Dialler(
         lambda: CommandEnds(argv), role="look", pool="", node=0, peer="head", is_known=True, attach_key="k"
     )
-    ends, facts = dialler.dial(20.0)
+    ends, facts = looking.dial(20.0)
     ends.close()
-    return facts["is_ending"], bool(facts["client"]), facts["lost"]
+    return facts
 
 
 def test_only_the_newest_last_words_are_kept(tmp_path: Path) -> None:

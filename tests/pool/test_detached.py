@@ -12,6 +12,7 @@ import skyward as sky
 from skyward.cli import main
 from skyward.errors import UsageError
 from skyward.pool.attach_file import adopt, export
+from skyward.pool.detaching import attachable
 from skyward.state import detached
 from skyward.state.detached import DetachedPool
 from skyward.wire.frames import PROTOCOL_VERSION
@@ -128,6 +129,9 @@ def test_a_file_of_a_pool_is_private_and_makes_it_known_elsewhere(
 
 
 def test_a_head_of_another_version_names_the_version_to_install() -> None:
+    for protocol in (PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1):
+        detached.record(a_pool(protocol=protocol))
+        assert attachable("train").protocol == protocol
     detached.record(a_pool(protocol=PROTOCOL_VERSION + 2))
     with pytest.raises(UsageError, match=r"its head runs skyward 9\.9, .* install skyward==9\.9 here"):
         sky.ComputePool.attach("train")

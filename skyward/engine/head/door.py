@@ -118,7 +118,7 @@ class Door:
         try:
             os.write(ends.write_fd, MAGIC)
             hello = _hello(ends, deadline)
-            if not PROTOCOL_VERSION - 1 <= hello["version"] <= PROTOCOL_VERSION:
+            if abs(hello["version"] - PROTOCOL_VERSION) > 1:  # a newer client speaks the last two versions
                 raise LinkRefused(f"protocol {hello['version']} of the client does not fit protocol {PROTOCOL_VERSION}")
             if hello["role"] == "keeper":
                 self._hear(ends)
