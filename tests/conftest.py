@@ -30,6 +30,7 @@ from tests.hosts.fixtures import (
     require_hosts,
     s3_index,
     torch_index,
+    users_ray,
 )
 from tests.promises import is_promise
 
@@ -49,6 +50,7 @@ __all__ = [
     "relay",
     "s3_index",
     "torch_index",
+    "users_ray",
 ]
 
 

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -15,10 +16,26 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["CACHE", "USERS", "base", "clock_library", "layer_of_uv", "made_once", "missing"]
+__all__ = [
+    "CACHE",
+    "USERS",
+    "USERS_PYTHON",
+    "USERS_RAY",
+    "base",
+    "clock_library",
+    "layer_of_ray",
+    "layer_of_uv",
+    "made_once",
+    "missing",
+]
 
 _VARIABLE = "SKYWARD_TESTS_BASE"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "skyward-tests"
+
+USERS_RAY = "2.50.1"
+"""Version of the Ray that users have: the oldest that skyward supports."""
+USERS_PYTHON = "/opt/ray/bin/python"
+"""Interpreter that has it."""
 
 # The packages of a user's machine, and no more: no pip, no venv, no compiler.
 PACKAGES = (
@@ -114,6 +131,32 @@ def layer_of_uv() -> Path:
             (target / path).chmod(0o755)
 
     return made_once(f"uv-{stamp.st_size}-{int(stamp.st_mtime)}", make)
+
+
+def layer_of_ray() -> Path:
+    """Return a folder with an environment that has `USERS_RAY`, to lie over the base: 500 MB."""
+    constraints = Path(__file__).parent.parent.parent / "constraints.txt"
+    others = re.sub(r"(?m)^ray==.*$", "", constraints.read_text())
+    recipe = "\n".join([platform.python_version(), platform.machine(), USERS_RAY, others])
+
+    def make(target: Path) -> None:
+        environment = target / USERS_PYTHON.removeprefix("/").removesuffix("/bin/python")
+        packages = environment / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+        (environment / "bin").mkdir(parents=True)
+        (environment / "bin/python").symlink_to("/usr/bin/python3")
+        (environment / "pyvenv.cfg").write_text("home = /usr/bin\n")
+        (target / "constraints.txt").write_text(others)
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "-q"]
+        only = ["--only-binary", ":all:", "-c", str(target / "constraints.txt"), "--target", str(packages)]
+        wanted = [f"ray[data,train]=={USERS_RAY}"]
+        done = subprocess.run([*pip, *only, *wanted], capture_output=True, text=True, check=False, timeout=1800)
+        if done.returncode:
+            raise RuntimeError(f"pip could not install {' '.join(wanted)}:\n{done.stderr[-4000:]}")
+        (target / "constraints.txt").unlink()
+        for path in (target, target / "opt"):
+            path.chmod(0o755)
+
+    return made_once(f"users-ray-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}", make)
 
 
 def made_once(name: str, make: Callable[[Path], None]) -> Path:

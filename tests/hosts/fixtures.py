@@ -12,11 +12,12 @@ from typing import Any, Protocol
 import pytest
 
 from tests.few_modules import few_modules
-from tests.hosts.base import base, missing
+from tests.hosts.base import base, layer_of_ray, missing
 from tests.hosts.bed import Bed
 from tests.hosts.ec2 import Ec2
 from tests.hosts.host import Host
 from tests.hosts.index import PackageIndex, ray_wheels, s3_wheels, torch_wheels, wheels
+from tests.hosts.users_ray import UsersRay
 from tests.relay import Relay
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "require_hosts",
     "s3_index",
     "torch_index",
+    "users_ray",
     "why_no_hosts",
 ]
 
@@ -46,6 +48,7 @@ PREPARED: tuple[tuple[str, Callable[[], object]], ...] = (
     ("ray_index", ray_wheels),
     ("s3_index", s3_wheels),
     ("s3_index", torch_wheels),
+    ("users_ray", layer_of_ray),
 )
 """Fixtures and what they download."""
 _FIRST_ADDRESS = 10
@@ -116,16 +119,18 @@ def addresses(bed: Bed) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def hosts(bed: Bed, addresses: Iterator[str]) -> Iterator[Callable[[int], list[Host]]]:
+def hosts(bed: Bed, addresses: Iterator[str], request: pytest.FixtureRequest) -> Iterator[Callable[[int], list[Host]]]:
     """Return a function `hosts(n)`: the first n hosts of the session, on and reachable.
 
     They are shared: leave them unchanged.
     """
     made: list[Host] = []
+    is_ray_used = any("users_ray" in getattr(item, "fixturenames", ()) for item in request.session.items)
+    layers = [layer_of_ray()] if is_ray_used else []
 
     def give(count: int) -> list[Host]:
         while len(made) < count:
-            made.append(Host(bed, f"node{len(made)}", next(addresses)))
+            made.append(Host(bed, f"node{len(made)}", next(addresses), layers=layers))
         for host in made[:count]:
             if not host.is_on:
                 host.start()
@@ -135,6 +140,20 @@ def hosts(bed: Bed, addresses: Iterator[str]) -> Iterator[Callable[[int], list[H
     yield give
     for host in made:
         host.destroy()
+
+
+@pytest.fixture(scope="module")
+def users_ray(hosts: Callable[[int], list[Host]]) -> Iterator[Callable[[int], UsersRay]]:
+    """Return a function `users_ray(n)`: a user's Ray that may be started on the first n hosts of the session."""
+    made: list[UsersRay] = []
+
+    def give(count: int) -> UsersRay:
+        made.append(UsersRay(hosts=hosts(count)))
+        return made[-1]
+
+    yield give
+    for users_ray in made:
+        users_ray.stop()
 
 
 @pytest.fixture

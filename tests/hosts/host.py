@@ -48,7 +48,7 @@ class Host:
 
     `disk_mib` bounds its disk, which takes memory only as it fills. `users` maps users who may log in by ssh to their
     public keys. None means root and the ordinary users, with the key of the bed. `has_uv` spares each pool the upload
-    of uv: half a second of processor time.
+    of uv: half a second of processor time. `layers` are folders whose files lie over those of the base.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class Host:
         disk_mib: int = 8192,
         users: Mapping[str, str] | None = None,
         has_uv: bool = False,
+        layers: Sequence[Path] = (),
     ) -> None:
         self.bed = bed
         self.name = name
@@ -71,6 +72,7 @@ class Host:
         self._disk_mib = disk_mib
         self._users = users
         self._has_uv = has_uv
+        self._layers = tuple(layers)
         third, last = (int(part) for part in address.split(".")[2:])
         self._is_rented = address.startswith(f"{bed.cloud_network}.")
         self._veth = f"{bed.name}{'c' if self._is_rented else '-'}{third:02x}{last:02x}"
@@ -228,9 +230,8 @@ class Host:
         self, *command: str, stdin: str | None = None, timeout_s: float = 60.0, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
         """Run a command in it as root, from outside: no ssh, so it works with the link cut."""
-        clean = ["env", "-i", "HOME=/root", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]
         done = subprocess.run(
-            ["nsenter", "-a", "-t", str(self._init()), *clean, *command],
+            [*self.command_inside(), *command],
             input=stdin,
             stdin=subprocess.DEVNULL if stdin is None else None,
             capture_output=True,
@@ -241,6 +242,11 @@ class Host:
         if check and done.returncode:
             raise AssertionError(f"{self.name}: {shlex.join(command)} gave {done.returncode}: {done.stderr}")
         return done
+
+    def command_inside(self) -> list[str]:
+        """Return a command that runs the command behind it in the host as root, from outside, until its next boot."""
+        clean = ["env", "-i", "HOME=/root", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]
+        return ["nsenter", "-a", "-t", str(self._init()), *clean]
 
     def ssh(
         self, command: str, *, user: str = "root", options: Sequence[str] = (), timeout_s: float = 60.0
@@ -384,9 +390,10 @@ class Host:
         run(["mount", "-t", "tmpfs", "-o", f"size={self._disk_mib}M,mode=755", "tmpfs", str(self._disk)])
         for folder in (self._root, self._disk / "upper", self._disk / "work"):
             folder.mkdir()
-        lower = ":".join(str(layer) for layer in (*([layer_of_uv()] if self._has_uv else []), base()))
-        layers = f"lowerdir={lower},upperdir={self._disk}/upper,workdir={self._disk}/work"
-        run(["mount", "-t", "overlay", "-o", layers, self.machine, str(self._root)])
+        layers = (*self._layers, *([layer_of_uv()] if self._has_uv else []), base())
+        lower = ":".join(map(str, layers))
+        options = f"lowerdir={lower},upperdir={self._disk}/upper,workdir={self._disk}/work"
+        run(["mount", "-t", "overlay", "-o", options, self.machine, str(self._root)])
         key = self.folder / "host_key"
         run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", self.name, "-f", str(key)])
         shutil.copy(key, self._root / "etc/ssh/ssh_host_ed25519_key")

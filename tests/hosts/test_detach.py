@@ -7,9 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -296,6 +298,38 @@ def test_calls_outlive_a_head_that_is_killed(client_of: Callable[..., Client]) -
                 use()
         assert pool.map(abs, range(-100, 0)) == list(range(100, 0, -1))
     assert sorted(ledger.read_text().split()) == [str(number) for number in range(8)], "nothing ran twice"
+
+
+def test_full_disks_refuse_new_calls_and_lose_none(place: Callable[[int], Place], state: None) -> None:
+    """The journal of the head, the spool of the agent and the values that stay find no room."""
+    here, size, go = place(1), 20_000_000, f"/run/go-{time.monotonic_ns()}"
+    (host,) = here.hosts
+
+    @sky.compute
+    def wait(path: str, size: int) -> bytes:
+        while not os.path.exists(path):
+            time.sleep(0.01)
+        return b"x" * size
+
+    options: dict[str, Any] = {"image": here.image, "nodes": 1, "concurrency": 4, "logs": False}
+    with sky.ComputePool(here.ssh(), name="full", detached_for_s=600.0, **options) as pool:
+        kept = sky.compute(bytes)(size).keep() >> pool
+        small, large, keeps = wait(go, 10) > pool, wait(go, size) > pool, wait(go, size).keep() > pool
+        later = wait(f"{go}-2", 20) > pool
+        until(lambda: all(future.running() for future in (small, large, keeps, later)))
+        with host.disk_full("/tmp"), host.disk_full("/dev/shm"), host.disk_full("/"):
+            with pytest.raises(UsageError, match=r"journal .* cannot be written .* free disk space"):
+                sky.compute(len)(bytes(200_000)) >> pool
+            host.write(go, "")
+            assert [len(small.result(60)), len(large.result(60))] == [10, size]
+            assert [len(ref.get()) for ref in (keeps.result(60), kept)] == [size, size]
+            kill_head(host)
+            host.write(f"{go}-2", "")
+            assert len(later.result(60)) == 20
+        assert sky.compute(len)(b"more") >> pool == 4
+        assert pool.calls() == []
+    nothing_runs_on([host])
+    host.run("sh", "-c", f"rm -f {go}* /tmp/skyward-0/*.ended")
 
 
 def test_a_pool_that_nobody_attaches_to_ends_by_itself(client_of: Callable[..., Client]) -> None:

@@ -233,6 +233,32 @@ def test_another_head_goes_on_when_one_is_killed_and_when_its_host_loses_its_pow
     first.start().wait_ssh()
 
 
+@pytest.mark.slow
+def test_a_head_that_is_cut_off_beyond_its_lease_ends_and_another_one_goes_on(place: Callable[[int], Place]) -> None:
+    here, go, lease_s = place(2), f"/root/go-{time.monotonic_ns()}", 6.0
+    first, second = here.hosts
+
+    def wait(path: str) -> str:
+        while not os.path.exists(path):
+            time.sleep(0.01)
+        return os.uname().nodename
+
+    options: dict[str, Any] = {"image": here.image, "nodes": 2, "concurrency": 1, "logs": False}
+    with hosted_pool(here.ssh(lease_s), **options) as pool:
+        lost, kept = (sky.compute(wait)(go) > pool.node(node) for node in range(2))
+        waits = sky.compute(wait)(go) > pool.node(1)
+        until(lambda: kept.running() and lost.running())
+        with first.link_cut():
+            with pytest.raises(NodeLost, match="may have begun"):
+                lost.result(lease_s + EPSILON_S)
+            nothing_runs_on([first], EPSILON_S)
+            second.write(go, "")
+            assert [future.result(60) for future in (kept, waits)] == [second.name] * 2
+            assert pids(second, "head")
+        assert where().with_options(retries=3) @ pool == [first.name, second.name], "the host is back, and a node again"
+    nothing_runs_on(here.hosts)
+
+
 PROGRAM = """
 import sys, time
 import skyward as sky

@@ -23,11 +23,13 @@ import skyward as sky
 from skyward.errors import ProviderError, SlotLost
 from tests.chaos.schedule import seeds
 from tests.engines import raised_pool
+from tests.hosts.base import USERS_RAY
 from tests.hosts.bed import ROOT, Bed
 from tests.hosts.chaos import RAY_WEIGHTS, Chaos
 from tests.hosts.faults import Ledger, Place, client_processes, gang_of, nested_call_s, nothing_runs_on, ray_processes
 from tests.hosts.host import Host
 from tests.hosts.index import PackageIndex
+from tests.hosts.users_ray import UsersRay
 from tests.relay import Relay
 from tests.waiting import until
 
@@ -150,6 +152,11 @@ class TestRaised:
         kept = sky.compute(lambda: b"y" * size)().keep() >> on_ray.pool.node(1)
         assert length(kept) @ on_ray.pool == [size] * 3
         assert crossed() - sent < 1 << 20
+        before, parts = crossed(), [bytes([number]) * (size // 3) for number in range(3)]
+        assert sky.compute(lambda data: [part[0] for part in sky.shard(data)])(parts) @ on_ray.pool == [[0], [1], [2]]
+        shared = b"z" * size  # as joblib's batches share an array
+        assert [future.result(60) for future in [length(shared) > on_ray.pool for _ in range(12)]] == [size] * 12
+        assert crossed() - before < 2 * 1.05 * size
 
     def test_user_processes_know_nothing_of_ray(self, on_ray: OnRay) -> None:
         @sky.compute
@@ -305,27 +312,22 @@ with sky.ComputePool(provider, **options) as one, sky.ComputePool(provider, **op
 """
 
 
-USERS = "USERS_RAY=1"
-"""Variable of all processes of the user's own Ray."""
-USERS_PROGRAM = "import ray; ray.init('auto'); print(len(ray.nodes()), ray.cluster_resources()['mine'])"
-
-
-def users(host: Host) -> set[int]:
-    """Return the processes of the user's own Ray on a host, as seen from here. Some overwrite their variables."""
-    found: set[int] = set()
-    for process in host.started_processes():  # parents first
-        folder = Path(f"/proc/{process.outside_pid}")
-        with contextlib.suppress(OSError):  # has ended
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent in found or USERS.encode() in (folder / "environ").read_bytes().split(b"\0"):
-                found.add(process.outside_pid)
-    return found
+USERS_PROGRAM = """
+import ray
+ray.init("auto")
+print(ray.__version__, len(ray.nodes()), ray.cluster_resources()["mine"])
+"""
 
 
 def test_two_pools_of_a_killed_client_leave_only_the_ray_that_is_the_users_own(
-    bed: Bed, hosts: Callable[[int], list[Host]], ray_index: PackageIndex, runtime: Path
+    bed: Bed,
+    hosts: Callable[[int], list[Host]],
+    ray_index: PackageIndex,
+    runtime: Path,
+    users_ray: Callable[[int], UsersRay],
 ) -> None:
     first, other = two = hosts(2)
+    mine = users_ray(1)  # in another version
     script = runtime / "client.py"
     script.write_text(PROGRAM)
     client = subprocess.Popen(
@@ -340,31 +342,28 @@ def test_two_pools_of_a_killed_client_leave_only_the_ray_that_is_the_users_own(
     assert client.stdout is not None
     try:
         assert client.stdout.readline() == "up\n"
-        (python,) = {p.command.partition("/lib/python")[0] for p in first.processes() if "/gcs_server" in p.command}
-        users_python = ("env", USERS, f"{python}/bin/python")
-        mine = ("--head", "--num-cpus=1", "--object-store-memory=80000000", '--resources={"mine": 1}')
-        first.run(*users_python, "-m", "ray.scripts.scripts", "start", *mine, "--include-dashboard=false")
+        mine.start()
         assert client.stdout.readline() == "up\n"
-        assert first.run(*users_python, "-c", USERS_PROGRAM).stdout.split() == ["1", "1.0"]
+        assert mine.run(first, "-c", USERS_PROGRAM).split() == [USERS_RAY, "1", "1.0"]
         client.stdin.write("\n")
         client.stdin.flush()
         assert client.stdout.readline() == "[1, 1] [1, 1] ray ray\n"
         before = {process.outside_pid for process in first.started_processes()}
         client.kill()
         nothing_runs_on([other])
-        until(lambda: {process.outside_pid for process in first.started_processes()} == users(first))
-        assert first.run(*users_python, "-c", USERS_PROGRAM).stdout.split() == ["1", "1.0"]
-        assert users(first) <= before, "none of them was started again"
+        until(lambda: {process.outside_pid for process in first.started_processes()} == mine.processes(first))
+        assert mine.run(first, "-c", USERS_PROGRAM).split() == [USERS_RAY, "1", "1.0"]
+        assert mine.processes(first) <= before, "none of them was started again"
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(client.pid, signal.SIGKILL)
         client.wait()
         client.stdin.close()
         client.stdout.close()
-        for pid in [*users(first), *(pid for found in client_processes(runtime).values() for pid in found)]:
+        for pid in [pid for found in client_processes(runtime).values() for pid in found]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        first.run("rm", "-rf", "/tmp/ray")
+        mine.stop()
     nothing_runs_on(two)
 
 
