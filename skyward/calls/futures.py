@@ -256,7 +256,8 @@ class Future(concurrent.futures.Future[T]):
     def why_waiting(self) -> str:
         """Reason why the call has not begun, such as "waits for 2 GPUs: 1 free"; empty once it has begun, or ended.
 
-        It is looked up now, and may have changed when you read it. Inside tasks it is always empty.
+        It is looked up now, and may have changed when you read it. Inside tasks it is always empty. A done-callback
+        cannot wait for the head of a pool: there it is the reason that was looked up last.
         """
         return "" if self.why is None or self.done() else self.why(self.call_id)
 

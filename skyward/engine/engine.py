@@ -378,7 +378,7 @@ class Engine(Protocol):
         ...
 
     def why_waiting(self, call: int) -> str:
-        """Return why a call has not begun, in one sentence; "" if it has."""
+        """Return why a call has not begun, in one sentence; "" if it has. Raises nothing, and waits seconds at most."""
         ...
 
     def running(self) -> tuple[RunningTask, ...]:

@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..calls.futures import Future, refuse_to_wait
+from ..calls.futures import Future, may_wait, refuse_to_wait
 from ..console.activity import RunningTask
 from ..core import interrupts
 from ..core.limits import raise_file_limit
@@ -512,7 +512,16 @@ class HostedEngine:
                 self._counts = self.requests.ask("counts", timeout_s=_ASK_S)
 
     def why_waiting(self, call: int) -> str:
-        return str(self.requests.ask("why_waiting", call))
+        def note(done: Any) -> None:
+            if done.exception() is None:
+                self._calls.told_why(call, str(done.result()))
+
+        asked = self.requests.begin("why_waiting", call)
+        asked.add_done_callback(note)
+        if may_wait():  # otherwise this thread brings the answer, for the next time
+            with contextlib.suppress(SkywardError, TimeoutError):  # the last known one is better than none
+                return str(asked.result(_ASK_S))
+        return self._calls.why(call)
 
     def running(self) -> tuple[RunningTask, ...]:
         running: tuple[RunningTask, ...] = self.requests.ask("running", timeout_s=_ASK_S)

@@ -62,6 +62,8 @@ class _Progress:
     """Whether another head had it before this one."""
     left: tuple[Any, ...] | None = None
     """Retries that are left to it, as the head has told; None: it has spent none."""
+    why: str = ""
+    """Reason why it waited when the head was asked last."""
 
     def doubt(self, lost: AbstractSet[int]) -> None:
         """Note that nodes are gone that may have run it."""
@@ -276,6 +278,17 @@ class HostedCalls:
         progress = self._progress.get(number)
         if progress is not None:
             progress.left = left
+
+    def told_why(self, number: int, why: str) -> None:
+        """Note why a call waits, as the head has told. Needs no lock: it is called where frames are read."""
+        progress = self._progress.get(number)
+        if progress is not None:
+            progress.why = why
+
+    def why(self, number: int) -> str:
+        """Return the reason why a call waited when the head was asked last."""
+        progress = self._progress.get(number)
+        return "" if progress is None else progress.why
 
     def doubt(self, node: int) -> None:
         """Note that a node is gone, which may have run any open call that was sent to a node.

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -508,6 +509,9 @@ class EngineSuite:
         last = compute(abs).with_options(cpus=most)(-1) > node
         assert "CPU" in failing.why_waiting
         assert "CPU" in last.why_waiting
+        other, told = compute(abs)(-1) > pool.node(1), SimpleQueue[str]()
+        other.add_done_callback(lambda _: told.put(last.why_waiting))
+        assert "CPU" in told.get(timeout=_LIMIT_S)
         assert cancelled.cancel()
         appear(shared / "go")
         with pytest.raises(ZeroDivisionError):
