@@ -35,9 +35,11 @@ def hosted_pool(provider: Any = None, *, lease_s: float = 60.0, **options: Any) 
 
 
 def raised_pool(provider: Any, **options: Any) -> sky.ComputePool:
-    """Return a pool with a head which raises Ray on its nodes, and goes on if Ray does not come up."""
-    pool = sky.ComputePool(provider, **options)
-    pool._life.way = Way.RAY_OR_LENT  # users have no option for it yet
+    """Return a pool with a head which raises Ray on its nodes at once, and goes on if Ray does not come up."""
+    pool = sky.ComputePool(provider, engine="auto", **options)
+    life = pool._life  # users have no option for the time of Ray
+    assert life.way is Way.RAY_OR_LENT
+    life.ray_after_s = 0.0
     return pool
 
 

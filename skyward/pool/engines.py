@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import enum
-from typing import Literal
+from typing import Final, Literal
 
 from ..errors import ProviderError, UsageError
 from ..providers.base import Provider, as_detachable
 from ..values.machine import PoolSpec
 
 EngineName = Literal["auto", "direct", "ray"]
+
+RAY_AFTER_S: Final = 10.0
+"""Seconds until a pool that does not need Ray raises it. Nodes then install 280 MB and start it, which takes their
+network and cores from the first calls, and is of no use to a short pool."""
 
 
 class Way(enum.Enum):
@@ -20,7 +24,7 @@ class Way(enum.Enum):
     LENT = enum.auto()
     """The scheduler is in a head, to which this program lends its channels. Users have no option for it."""
     RAY_OR_LENT = enum.auto()
-    """Ray joins the nodes of a head. Without Ray the channels stay lent. *Planned* for "auto"."""
+    """Ray joins the nodes of a head. Without Ray the channels stay lent."""
     RAY = enum.auto()
     """As RAY_OR_LENT, but the pool ends if Ray does not come up."""
 
@@ -30,7 +34,7 @@ def choose_way(
 ) -> Way:
     """Return what an engine stands for in a pool of these options. Raises UsageError: it cannot have that engine.
 
-    "auto" is direct so far, except for a detached pool of several nodes, to which nobody lends channels.
+    "auto" is Ray for each pool that can have it. A detached pool needs it, because nobody lends it channels.
     """
 
     def refuse(problem: str) -> UsageError:
@@ -45,7 +49,9 @@ def choose_way(
         if problem:
             raise refuse(problem)
         return Way.RAY
-    return Way.RAY if is_detached and not problem else Way.DIRECT
+    if problem:
+        return Way.DIRECT
+    return Way.RAY if is_detached else Way.RAY_OR_LENT
 
 
 def _why_without_ray(provider: Provider, spec: PoolSpec, *, is_fixed: bool, rests: bool) -> str:

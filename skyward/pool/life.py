@@ -124,6 +124,8 @@ class PoolLife:
         """State of a detached pool; None: this pool ends with this process. Set before the start."""
         self.way = Way.DIRECT
         """Place of the scheduler, and what its links go by. A detached pool always has a head. Set before the start."""
+        self.ray_after_s = 0.0
+        """Seconds from the start until Ray is raised. Set before the start."""
         self._logs = logs
         self._lines: LogLines | None = None
         self._wants_console = console
@@ -447,6 +449,7 @@ class PoolLife:
             emit=emit,
             failed=failed if needs_ray else None,
             on_up=_nothing if self.detachment is None else self.detachment.go_alone,
+            after_s=self.ray_after_s,
             is_patient=is_detached,
         )
 

@@ -36,7 +36,7 @@ from .attach_file import adopt
 from .cost import Forecast, forecast
 from .detached_access import DetachedAccess
 from .detaching import Detachment, attachable, check_detached, provider_of
-from .engines import EngineName, choose_way
+from .engines import RAY_AFTER_S, EngineName, Way, choose_way
 from .life import PoolLife
 from .node_access import NodeAccess
 from .options import ALIASES, PoolAliases, check_nodes, check_options, check_roles, check_scale, is_pool_name
@@ -129,7 +129,8 @@ class ComputePool(PoolTarget, NodeAccess, DetachedAccess, SharedNames):
         engine: Carrier of the calls. "direct": this program schedules, and is connected to each node. "ray": the first
             node schedules, and Ray joins the nodes, so calls and values of tasks go straight between them. It needs
             `sky.SSH`, and a fixed number of nodes that is at least 2. If Ray does not come up, the pool ends with a
-            ProviderError. "auto": "ray" for a detached pool of several nodes, else "direct" so far.
+            ProviderError. "auto": as "ray" where that is possible, but Ray is started after ten seconds, and if it does
+            not come up, this program goes on carrying the calls, and one event says why; else "direct".
         aliases: Aliases of options, listed above.
 
     Raises:
@@ -241,6 +242,7 @@ class ComputePool(PoolTarget, NodeAccess, DetachedAccess, SharedNames):
             on_event=on_event,
         )
         self._life.way = way
+        self._life.ray_after_s = RAY_AFTER_S if way is Way.RAY_OR_LENT else 0.0
         if detached_for_s is not None:
             self._life.detachment = Detachment(for_s=detached_for_s, key=os.urandom(16).hex())
         self._sender = PoolSender(
@@ -441,8 +443,8 @@ class ComputePool(PoolTarget, NodeAccess, DetachedAccess, SharedNames):
     def engine(self) -> Literal["direct", "ray"]:
         """Carrier of the calls now: "direct" for connections of this program, "ray" for Ray between the nodes.
 
-        A pool with `engine="ray"` is "direct" until Ray stands, and while a lost Ray is replaced. The events `EngineUp`
-        and `EngineLost` tell of the changes.
+        A pool on Ray is "direct" until Ray stands, and while a lost Ray is replaced. With `engine="auto"` it stays so
+        if Ray does not come up. The events `EngineUp` and `EngineLost` tell of the changes.
 
         Raises:
             PoolClosed: The pool is not open.

@@ -11,7 +11,7 @@ import skyward as sky
 from skyward import events
 from skyward.console.plain import PlainLines
 from skyward.errors import PoolClosed, UsageError
-from skyward.pool.engines import Way, did_not_come_up
+from skyward.pool.engines import RAY_AFTER_S, Way, did_not_come_up
 
 SSH = sky.SSH(hosts=["gpu1", "gpu2"])
 RAY: dict[str, Any] = {"provider": SSH, "nodes": 2, "engine": "ray"}
@@ -53,19 +53,36 @@ def test_a_file_may_name_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         sky.ComputePool.named("lab")
 
 
-def way_of(**options: Any) -> Way:
-    pool = sky.ComputePool(**{"provider": SSH, "nodes": 2, **options})
-    return pool._life.way  # no public name tells before the start
+def way_of(**options: Any) -> tuple[Way, float]:
+    life = sky.ComputePool(**{"provider": SSH, "nodes": 2, **options})._life  # no public name tells before the start
+    return life.way, life.ray_after_s
 
 
-def test_auto_is_direct_so_far() -> None:
-    assert way_of() is way_of(engine="auto") is way_of(engine="direct") is Way.DIRECT
-    assert way_of(engine="ray") is Way.RAY
+def test_auto_is_ray_later_for_a_fixed_number_of_nodes_that_is_at_least_2() -> None:
+    assert way_of() == way_of(engine="auto") == (Way.RAY_OR_LENT, RAY_AFTER_S)
+    assert way_of(engine="ray") == (Way.RAY, 0.0)
+    assert way_of(engine="direct") == (Way.DIRECT, 0.0)
 
 
-def test_a_detached_pool_of_several_nodes_is_on_ray() -> None:
-    assert way_of(name="a", detached_for_s=60) is Way.RAY
-    assert way_of(name="a", detached_for_s=60, nodes=1) is Way.DIRECT
+def test_a_detached_pool_of_several_nodes_needs_ray_at_once() -> None:
+    assert way_of(name="a", detached_for_s=60) == (Way.RAY, 0.0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"provider": sky.Local()},
+        {"provider": sky.AWS()},
+        {"provider": None, "any_of": [SSH, sky.Local()]},
+        {"nodes": 1},
+        {"nodes": (1, 2)},
+        {"nodes": (0, 2)},
+        {"idle_timeout_s": 60},
+        {"image": sky.Image(container="debian")},
+    ],
+)
+def test_auto_is_direct_where_ray_is_not_supported(options: dict[str, Any]) -> None:
+    assert way_of(**options) == (Way.DIRECT, 0.0)
 
 
 def test_a_direct_pool_says_so_while_it_is_open() -> None:

@@ -183,7 +183,7 @@ class JobRunner:
         description = dict(machines["provider"])
         if machines["kind"] == "fixed" and "hosts" in description:
             description["hosts"] = [description["hosts"][number] for number in nodes]
-        options = dict(spec["pool"])
+        options = {"engine": "direct", **spec["pool"]}  # a job is one call, whose nodes need no Ray between them
         image = dict(spec["image"])
         if description["type"] != "local":  # there, nodes have the environment of this process
             image["env"] = {**image.get("env", {}), JOB: self._launch["job"]}
