@@ -11,11 +11,12 @@ from typing import IO, Any, NamedTuple
 import torch
 
 from ...errors import UsageError
+from .compression import Compressed
 from .facts import figures_in
 from .frames import BUFFER_PREFIX, ArrayFrame, decode
 from .guard import check_shapes
 from .refusal import RefusalKind, WorkerRefused
-from .tensors import CHUNK, FlatTensors, decode_into, squares_of
+from .tensors import FlatTensors, squares_of
 
 
 class Shaped(NamedTuple):
@@ -101,11 +102,11 @@ def mapped(file: IO[bytes]) -> ArrayFrame:
 
 def _norm(delta: FlatTensors, *, are_buffers: bool) -> float:
     """Return the norm of all values. It is not finite if any value is not."""
-    values, squares = torch.empty(CHUNK), 0.0
+    squares = 0.0
     for name in delta.shapes:
         if name.startswith(BUFFER_PREFIX) == are_buffers:
             for chunk in delta.chunks(name):
-                squares += squares_of(decode_into(values[: math.prod(chunk.shape)], chunk))
+                squares += squares_of(chunk.decoded() if isinstance(chunk, Compressed) else chunk)
     return math.sqrt(squares)
 
 
