@@ -168,6 +168,9 @@ class Actors:
         actor.waiting.append(task)
         self._pump(actor, task if is_alone else None)
 
+    def took_up(self, task: Task) -> None:
+        self._ledger.actors[task.actor].sent[task.id] = task
+
     def ended(self, task: Task) -> None:
         actor = self._ledger.actors.get(task.actor)
         if actor is None:
@@ -217,6 +220,34 @@ class Actors:
     def _send(self, actor: LiveActor, task: Task, node: int, *, is_alone: bool = False) -> None:
         actor.sent[task.id] = task
         self._dispatcher.perform(self._dispatcher.send(task, node, is_alone=is_alone))
+
+    # Actors of an earlier head, with the ledger locked ----------------------------------------------------------------
+
+    def take_up(self, actor: LiveActor, node: int, devices: tuple[int, ...] | None, *, is_made: bool) -> None:
+        """Go on with an actor that has a process on a node.
+
+        Args:
+            actor: The actor.
+            node: The node.
+            devices: Devices that it has booked there.
+            is_made: Whether its constructor has returned. If not, its process is ended, and that decides.
+        """
+        actor.tell = self._ledger.tell
+        self._ledger.actors[actor.number] = actor
+        actor.node, actor.has_process, actor.is_made = node, True, is_made
+        if actor.need is not None:
+            self._ledger.scheduler.take_up_actor(actor.number, node, actor.need, devices)
+            actor.grant = Grant.of_booking(devices, gpus=actor.gpus, cpus=actor.cpus, memory_gib=actor.memory_gib)
+        if is_made:
+            self._ledger.after.append(lambda: actor.made.settle(None))
+        else:
+            self._ledger.tell(node, FrameKind.END_ACTOR, actor.number)
+
+    def lose(self, actor: LiveActor, loss: Loss) -> None:
+        """Restart an actor whose process was lost with an earlier head, or give it up."""
+        actor.tell = self._ledger.tell
+        self._ledger.actors[actor.number] = actor
+        self._again(actor, loss)
 
     # Life -----------------------------------------------------------------------------------------------------------
 

@@ -132,7 +132,7 @@ class HostedEngine:
         self.channels = HostedChannels(ledger, {})
         self.shared = HostedShared(requests, numbers)
         self.values = HostedValues(ledger, requests, ledger.numbers.__next__, keeps_copies=not is_detached)
-        self.actors = HostedActors(ledger, requests)
+        self.actors = HostedActors(ledger, requests, survives=not is_detached)
         self.builder = TaskBuilder(
             ledger.numbers.__next__, self.nodes.ranks_per_node, self.cancel_gang, config.default_timeout_s
         )
@@ -189,6 +189,7 @@ class HostedEngine:
             frames=frames,
             values=self.values,
             channels=self.channels,
+            actors=self.actors,
             linked=self._linked,
             dialler=lambda: self._dialler(continues=True),
             told=self._tell_wishes,

@@ -65,9 +65,9 @@ class _Progress:
     why: str = ""
     """Reason why it waited when the head was asked last."""
 
-    def doubt(self, lost: AbstractSet[int]) -> None:
-        """Note that nodes are gone that may have run it."""
-        nodes = None if self.message is None else self.message.nodes
+    def doubt(self, lost: AbstractSet[int], home: int | None = None) -> None:
+        """Note that nodes are gone that may have run it. `home`: node of its actor."""
+        nodes = (home,) if home is not None else None if self.message is None else self.message.nodes
         self.is_in_doubt |= bool(lost) and (nodes is None or not lost.isdisjoint(nodes))
 
 
@@ -298,10 +298,11 @@ class HostedCalls:
         """
         with self._ledger:
             for number, progress in self._progress.items():
+                home = self._home_of(self._ledger.tasks.get(number))
                 if self._is_begun(number):
-                    progress.doubt({node})
+                    progress.doubt({node}, home)
                 elif progress.was_told:
-                    progress.doubt({node} - progress.cleared)
+                    progress.doubt({node} - progress.cleared, home)
 
     def send_all_again(
         self, before: HeadLink, link: HeadLink, lost: frozenset[int], beside: frozenset[int]
@@ -327,9 +328,10 @@ class HostedCalls:
             self._begin(call, progress.message)
             if number in unsent and not progress.was_told:
                 continue
-            is_known = was_permitted or is_begun or isinstance(call, Gang)
+            home = self._home_of(call)
+            is_known = was_permitted or is_begun or isinstance(call, Gang) or call.actor
             progress.cleared = frozenset() if is_known else beside
-            progress.doubt(lost - progress.cleared)
+            progress.doubt(lost - progress.cleared, home)
             progress.was_told = True
             told.append(
                 OpenCall(
@@ -349,6 +351,11 @@ class HostedCalls:
             CallPosition(number, progress.received, progress.taken, self._is_begun(number))
             for number, progress in self._progress.items()
         ]
+
+    def _home_of(self, call: Task | Gang | None) -> int | None:
+        """Return the node of the actor of a call; None if it is of none, or the actor waits for one."""
+        actor = self._ledger.actors.get(call.actor) if isinstance(call, Task) and call.actor else None
+        return None if actor is None else actor.node
 
     def _is_begun(self, number: int) -> bool:
         task = self._ledger.tasks.get(number)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from ..calls.futures import Future
@@ -278,14 +279,23 @@ class HostedShared(SharedRequests):
 
 
 class HostedActors:
-    """Actors of the pool, which the head keeps. Thread-safe."""
+    """Actors of the pool, which the head keeps. Thread-safe.
+
+    Args:
+        ledger: Shared state of the client's engine.
+        requests: Requests to the head.
+        survives: Whether actors outlive the head, because another one may follow.
+    """
 
     find: Callable[[str], Encoded]
     """Packs the handle of a named actor, for tasks. Set by the pool."""
 
-    def __init__(self, ledger: Ledger, requests: Requests) -> None:
+    def __init__(self, ledger: Ledger, requests: Requests, *, survives: bool = True) -> None:
         self._ledger = ledger
         self._requests = requests
+        self._survives = survives
+        self._forgotten: set[int] = set()
+        """Actors that nobody can call, and whose end is not known yet."""
         self.link: HeadLink | None = None
         self.soon: Callable[[Callable[[], object]], object] = lambda action: None
         """Lets the I/O thread do something soon; for finalizers."""
@@ -296,16 +306,44 @@ class HostedActors:
             link = self.link
             assert link is not None
             self._ledger.actors[actor.number] = actor
-            steps = [self._send(link, actor, call) for call in (actor.constructor, actor.ending)]
-            booking = actor.gpus, actor.cpus, actor.memory_gib, actor.need
-            message = ActorMessage(
-                actor.number, actor.name, steps[0], steps[1], actor.lanes, actor.nodes, booking, actor.max_restarts
-            )
-            priority = link.priority_of(actor.number)
-            made = self._requests.begin("start_actor", *message, priority=priority)
-            ended = self._requests.begin("actor_closed", actor.number, priority=priority)
-        made.add_done_callback(lambda future: self._made(actor, future))
-        ended.add_done_callback(lambda future: self._ended(actor, future))
+            self._start(link, actor)
+
+    def go_on(self) -> None:
+        """Send all actors to another head. Needs the ledger's lock."""
+        link = self.link
+        assert link is not None
+        for actor in list(self._ledger.actors.values()):
+            try:
+                self._start(link, actor, had_head=True)
+            except UsageError as error:  # no room to send its arguments
+                self._ledger.after.append(partial(self._lost, actor, error))
+                continue
+            if actor.number in self._forgotten:
+                self._forget(actor.number)
+            elif actor.is_closing:
+                has_calls = any(task.actor == actor.number for task in self._ledger.tasks.values())
+                self.close(actor.number, cancel=not has_calls)  # else its exit hook may have begun
+
+    def _start(self, link: HeadLink, actor: LiveActor, *, had_head: bool = False) -> None:
+        steps = [self._send(link, actor, call) for call in (actor.constructor, actor.ending)]
+        message = ActorMessage(
+            number=actor.number,
+            name=actor.name,
+            constructor=steps[0],
+            ending=steps[1],
+            lanes=actor.lanes,
+            nodes=actor.nodes,
+            booking=(actor.gpus, actor.cpus, actor.memory_gib, actor.need),
+            max_restarts=actor.max_restarts,
+            restarts_left=actor.restarts_left,
+            had_head=had_head,
+            node=actor.node,
+        )
+        priority = link.priority_of(actor.number)
+        made = self._requests.begin("start_actor", *message, priority=priority)
+        ended = self._requests.begin("actor_closed", actor.number, priority=priority)
+        made.add_done_callback(partial(self._made, actor, link))
+        ended.add_done_callback(partial(self._ended, actor, link))
 
     def _send(self, link: HeadLink, actor: LiveActor, call: PackedCall) -> tuple[str, bytes, bytes]:
         try:
@@ -317,8 +355,14 @@ class HostedActors:
             link.stay_behind(actor.number)
         return call.name, call.function.digest, call.payload.body
 
-    def _made(self, actor: LiveActor, future: Any) -> None:
+    def _is_asked_again(self, link: HeadLink, error: BaseException | None) -> bool:
+        """Return whether the head that was asked is gone, and another one has been asked the same."""
+        return error is not None and self._survives and self.link is not link
+
+    def _made(self, actor: LiveActor, link: HeadLink, future: Any) -> None:
         error = future.exception()
+        if self._is_asked_again(link, error):
+            return
         if error is None:
             actor.node, actor.is_made = future.result(), True
             actor.made.settle(None)
@@ -326,15 +370,22 @@ class HostedActors:
             actor.made.settle_error(error)
 
     def moved(self, number: int, node: int | None) -> None:
-        """Note the node of an actor; None while it waits for one."""
+        """Note the node of an actor; None while it waits for one, because it restarts."""
         actor = self._ledger.actors.get(number)
         if actor is not None:
             actor.node = node
+            actor.restarts_left -= node is None
 
-    def _ended(self, actor: LiveActor, future: Any) -> None:
+    def _ended(self, actor: LiveActor, link: HeadLink, future: Any) -> None:
         error = future.exception()
+        if not self._is_asked_again(link, error):
+            self._lost(actor, error)
+
+    def _lost(self, actor: LiveActor, error: BaseException | None) -> None:
+        """Forget an actor that has ended."""
         with self._ledger:
             self._ledger.actors.pop(actor.number, None)
+            self._forgotten.discard(actor.number)
             actor.is_made = False
             if self.link is not None:
                 for call in (actor.constructor, actor.ending):
@@ -346,6 +397,9 @@ class HostedActors:
             actor.closed.settle_error(error)
 
     def close(self, number: int, *, cancel: bool = False) -> None:
+        actor = self._ledger.actors.get(number)
+        if actor is not None:
+            actor.is_closing = True
         priority = CONTROL if self.link is None else self.link.priority_of(number)
         self._requests.begin("close_actor", number, cancel, priority=priority)
 
@@ -353,6 +407,8 @@ class HostedActors:
         self.soon(lambda: self._forget(number))
 
     def _forget(self, number: int) -> None:
+        if number in self._ledger.actors:
+            self._forgotten.add(number)
         priority = CONTROL if self.link is None else self.link.priority_of(number)
         self._requests.begin("forget_actor", number, priority=priority)
 

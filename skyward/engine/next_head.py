@@ -24,7 +24,7 @@ from .head.requests import Requests
 from .head_link import HeadLink, HeadRepair
 from .hosted_calls import HostedCalls
 from .hosted_frames import HostedFrames
-from .hosted_parts import HostedChannels
+from .hosted_parts import HostedActors, HostedChannels
 from .hosted_values import HostedValues
 from .ledger import Ledger
 from .link_times import LINK_TIMES
@@ -49,6 +49,7 @@ class NextHead:
         frames: Handlers of the head's frames.
         values: References to values that stay on nodes.
         channels: Channels that tasks have opened.
+        actors: Actors of the pool.
         linked: All parts that send frames.
         dialler: Returns a dialler that continues the session.
         told: Tells the head what this client wants to hear.
@@ -65,6 +66,7 @@ class NextHead:
         frames: HostedFrames,
         values: HostedValues,
         channels: HostedChannels,
+        actors: HostedActors,
         linked: Iterable[_Linked],
         dialler: Callable[[], Dialler],
         told: Callable[[], object],
@@ -77,6 +79,7 @@ class NextHead:
         self._frames = frames
         self._values = values
         self._channels = channels
+        self._actors = actors
         self._linked = tuple(linked)
         self._dialler = dialler
         self._told = told
@@ -152,6 +155,7 @@ class NextHead:
             self._values.lose(error)
         else:
             self._values.go_on(link)
+            self._actors.go_on()
         self._channels.end_open("the head of the pool is gone")
         self._told()
         self._repair.watch(link)
@@ -174,6 +178,6 @@ def without_ways(machine: Machine) -> Machine:
 
 def _lost_with_head() -> NodeLost:
     return NodeLost(
-        "head of the pool: is gone before it has answered, with its actors and channels; try again",
+        "head of the pool: is gone before it has answered, and its channels with it; try again",
         node=0,
     )

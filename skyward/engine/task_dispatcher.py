@@ -37,6 +37,10 @@ class ActorQueues(Protocol):
         """Queue a call, and send it if its actor has room."""
         ...
 
+    def took_up(self, task: Task) -> None:
+        """Note a call that was sent to its actor by an earlier head."""
+        ...
+
     def ended(self, task: Task) -> None:
         """Forget a call that has left the ledger."""
         ...
@@ -139,7 +143,10 @@ class TaskDispatcher:
             task.rerun = Rerun(nodes, None, Retries(task.options))
         if task.timeout_s is not None:
             ledger.at(task.timeout_s, self._time_out, task.id, task.attempt)
-        ledger.scheduler.take_up(task.id, node, nodes=nodes, need=task.options.need, devices=devices)
+        if task.actor:
+            self.actors.took_up(task)
+        else:
+            ledger.scheduler.take_up(task.id, node, nodes=nodes, need=task.options.need, devices=devices)
 
     def _take_in(self, task: Task) -> None:
         """Submit a task that was left to this block, whose caller has its future already."""

@@ -329,6 +329,13 @@ class Scheduler:
         self._order.wait(made, self._refusals.group_of(made))
         return self._place()
 
+    def take_up_actor(self, actor: int, node: int, need: Need, devices: tuple[int, ...] | None) -> None:
+        """Record an actor that lives on a node already, with these devices of it; see `take_up`."""
+        home = self._nodes.by_id[node]
+        self._gangs[actor] = {node: (0, self._nodes.book(home, need._replace(slots=0), devices))}
+        self._nodes.refile(home)
+        self._order.give_up_for_actor(home)
+
     def actor_gone(self, actor: int) -> list[Action]:
         """Record that the process of an actor is gone, or that the actor waits no longer."""
         return self.gang_finished(actor)

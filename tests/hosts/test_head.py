@@ -172,6 +172,14 @@ def test_another_head_goes_on_when_one_is_killed_and_when_its_host_loses_its_pow
     here, path = Place(bed=bed, index=ray_index, hosts=hosts(3)), "/root/ran"
     events: list[sky.events.Event] = []
 
+    class Counter:  # by value, as all calls here
+        def __init__(self) -> None:
+            self.count = 0
+
+        def more(self) -> int:
+            self.count += 1
+            return self.count
+
     def note(number: int) -> int:
         with open(path, "a", encoding="ascii") as file:
             file.write(f"{number}\n")
@@ -193,6 +201,8 @@ def test_another_head_goes_on_when_one_is_killed_and_when_its_host_loses_its_pow
     options: dict[str, Any] = {"image": here.image, "nodes": 2, "concurrency": 2, "logs": False}
     with sky.ComputePool(here.ssh(SHORT_LEASE_S), engine="ray", on_event=events.append, **options) as pool:
         agents = pool.agent_pids()
+        counter: Any = sky.actor(Counter)() >> pool.node(1)
+        assert counter.more() >> pool == 1
         stays = sky.compute(bytes)(2_000_000).keep() >> pool.node(1)
         values = []
         for value in pool.imap(note, range(400)):
@@ -204,6 +214,7 @@ def test_another_head_goes_on_when_one_is_killed_and_when_its_host_loses_its_pow
         assert sorted(map(int, ran(first, second))) == values, "each ran once"
         assert pool.agent_pids() == agents
         assert len(stays.get()) == 2_000_000
+        assert counter.more() >> pool == 2
 
         until(raised, within_s=RAY_S)
         more = pool.imap(sky.compute(note).with_options(retries=5), range(1000, 1400))
@@ -227,6 +238,7 @@ def test_another_head_goes_on_when_one_is_killed_and_when_its_host_loses_its_pow
         assert set(begun) <= set(done), "none that failed has begun elsewhere"
         assert where() @ pool == [spare.name, second.name]
         assert sky.compute(len)(stays) @ pool == [2_000_000] * 2
+        assert counter.more() >> pool == 3
         assert pids(second, "head")
         until(lambda: raised() == 2, within_s=RAY_S)
     nothing_runs_on([second, spare])

@@ -191,8 +191,7 @@ class EarlyCall:
             cleared=frozenset(told.cleared),
             left=None if told.left is None else RetriesLeft(*told.left),
         )
-        # The items of an iterator that has begun are gone, and so are calls of actors.
-        is_lost = head.kind == CallKind.ACTOR or (head.inputs and told.is_begun)
+        is_lost = head.inputs and told.is_begun  # items that it has taken are gone
         return call, None if is_lost else KeptOrder(self.body, self.packed.function, self.packed.payload.blobs)
 
 
@@ -211,7 +210,9 @@ class ClientCalls:
     """Calls that have no task yet, and may begin beside the head before the client knows of that."""
     early: dict[int, EarlyCall] | None = None
     """Calls that wait until the head knows what its nodes have; None: calls begin as they come."""
-    once_known: list[Callable[[], object]] = field(default_factory=list)
+    early_actors: list[tuple[LiveActor, ActorMessage]] = field(default_factory=list)
+    """Actors that wait until then."""
+    waiting: list[Callable[[], object]] = field(default_factory=list)
     """Functions to call then."""
     told_of_retry: Callable[[int, tuple[Any, ...]], object] = lambda number, left: None
     """Tells the client the retries that are left to a call."""
@@ -359,18 +360,32 @@ class ClientCalls:
             cpus=cpus,
             memory_gib=memory_gib,
             max_restarts=message.max_restarts,
-            restarts_left=message.max_restarts,
+            restarts_left=message.restarts_left,
             moved=partial(self.actor_moved, message.number),
             made=Promise(lambda status, value: answer(status, actor.node if status == "ok" else value)),
         )
-        self.engine.actors.start(actor)
+        if self.early is None:
+            self.engine.actors.start(actor)
+        else:
+            self.early_actors.append((actor, message))
 
     def _step(self, step: tuple[str, bytes, bytes]) -> PackedCall:
         name, function, payload = step
         return PackedCall(name, self.link.function(function), self.link.payload(payload), CallOptions(name=name))
 
+    def close_actor(self, number: int, *, cancel: bool) -> None:
+        """Begin to end an actor."""
+        self.once_known(lambda: self.engine.actors.close(number, cancel=cancel))
+
+    def forget_actor(self, number: int) -> None:
+        """Close an actor that nobody can call."""
+        self.once_known(lambda: self.engine.actors.forget(number))
+
     def actor_closed(self, answer: Answer, number: int) -> None:
         """Reply when an actor has ended."""
+        self.once_known(lambda: self._actor_closed(answer, number))
+
+    def _actor_closed(self, answer: Answer, number: int) -> None:
         actor = self.engine.ledger.actors.get(number)
         if actor is None:
             answer("ok", None)
@@ -500,21 +515,21 @@ class ClientCalls:
 
     def nodes_of(self, answer: Answer, digests: tuple[bytes, ...]) -> None:
         """Reply with the nodes that have all of these blobs."""
-        self._once_known(lambda: answer("ok", self._nodes_of(digests)))
+        self.once_known(lambda: answer("ok", self._nodes_of(digests)))
 
     def _nodes_of(self, digests: tuple[bytes, ...]) -> tuple[int, ...]:
         blobs = tuple(blob for digest in digests if (blob := self.references.named(digest)) is not None)
         return self.engine.values.nodes_of(blobs) if len(blobs) == len(digests) else ()
 
     def _on_fetch(self, frame: Frame) -> None:
-        self._once_known(lambda: self._fetch(frame))
+        self.once_known(lambda: self._fetch(frame))
 
-    def _once_known(self, action: Callable[[], object]) -> None:
+    def once_known(self, action: Callable[[], object]) -> None:
         """Call a function as soon as it is known what the nodes have."""
         if self.early is None:
             action()
         else:
-            self.once_known.append(action)
+            self.waiting.append(action)
 
     def _fetch(self, frame: Frame) -> None:
         """Get the bytes of blobs from nodes, and send them to the client."""

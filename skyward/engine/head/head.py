@@ -88,7 +88,7 @@ class Head:
             engine.builder.next_id, was_killed=self.was_killed or bool(config.heads_before)
         )
         self._lent = LentLinks(engine.builder.next_id, partial(self._tell, priority=RESULTS))
-        engine.nodes.opener.hello = {"settles": True}
+        engine.nodes.opener.hello = {"settles": True, "keeps_actors": bool(config.heads_before)}
         engine.nodes.opener.link_class = GatedLink
         engine.nodes.on_up.append(self._on_up)
         engine.transfers.serve_program(config.transfer_keys)
@@ -512,8 +512,8 @@ class Head:
             "ask_usage": engine.nodes.ask_usage,
             "call_named": engine.questions.call_named,
             "actor_work": engine.actors.work,
-            "close_actor": lambda number, cancel: engine.actors.close(number, cancel=cancel),
-            "forget_actor": engine.actors.forget,
+            "close_actor": lambda number, cancel: self._of_client().close_actor(number, cancel=cancel),
+            "forget_actor": lambda number: self._of_client().forget_actor(number),
             "put": lambda *put: self._of_client().put(*put),
             "refer_again": lambda places: self._of_client().refer_again(places),
             "calls": lambda: self._of_client().listed(),

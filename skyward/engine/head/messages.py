@@ -113,6 +113,11 @@ class ActorMessage(NamedTuple):
     booking: tuple[Any, ...]
     """What it books: gpus, cpus, memory_gib, and the need that these make."""
     max_restarts: int
+    restarts_left: int
+    had_head: bool = False
+    """Whether an earlier head has had it."""
+    node: int | None = None
+    """Node where it has lived last, as far as the client knows."""
 
 
 def pack_call(message: CallMessage, payload: bytes) -> bytes:

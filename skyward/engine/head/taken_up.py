@@ -10,13 +10,15 @@ books are as good: agents hold what they have sent until the client has it (`set
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ...calls.named_options import unpack_options
 from ...calls.options import CallOptions
-from ...errors import NodeLost, SkywardError
+from ...errors import ActorLost, NodeLost, SkywardError
 from ...wire.payloads import Encoded
+from ...wire.tasks import CallKind, TaskHead
 from ..builder import PackedCall
 from ..ledger import Ledger
 from ..retries import RetriesLeft
@@ -24,6 +26,7 @@ from ..tasks import Loss
 from .client_calls import ClientCalls
 from .kept_calls import CHUNK, KeptCall, KeptOrder
 from .messages import CallMessage, OpenCall, unpack_call
+from .taken_up_actors import held_actors, take_up_actors
 
 
 class HeldProgress(NamedTuple):
@@ -70,12 +73,16 @@ def take_up_early(
     early, client.early = client.early or {}, None
     open_calls = [call for call in told if call.number in early]
     running = [call.number for call in open_calls if not call.is_begun and call.number in (held or {})]
-    take_up(client, [early.pop(call.number).kept(call) for call in open_calls], held, lost)
+    homes = {actor.number: message.node for actor, message in client.early_actors}
+    busy = take_up_actors(client, held_actors(client.engine.ledger), lost)
+    take_up(client, [early.pop(call.number).kept(call) for call in open_calls], held, lost, homes)
+    for number in busy.intersection(held or ()):  # it is of a task: the actor does not end for that
+        del (held or {})[number]
     for number in running:
         client.sent(number)
     for number, call in early.items():
         _begin_again(client, number, call.message, call.packed)
-    actions, client.once_known = client.once_known, []
+    actions, client.waiting = client.waiting, []
     for act in actions:
         act()
 
@@ -85,6 +92,7 @@ def take_up(
     calls: Iterable[tuple[KeptCall, KeptOrder | None]],
     held: dict[int, HeldProgress] | None,
     lost: frozenset[int] = frozenset(),
+    homes: Mapping[int, int | None] = MappingProxyType({}),
 ) -> None:
     """Go on with the open calls of a killed head. Needs the ledger's lock.
 
@@ -93,6 +101,7 @@ def take_up(
         calls: The open ones, with what they need to begin.
         held: Tasks that the nodes have; None: nobody knows. Tasks that go on are taken out.
         lost: Nodes that may have had tasks, and are gone.
+        homes: Nodes where actors have lived last, as far as the client knows.
     """
     for call, order in calls:
         if order is None or call.is_torn:
@@ -106,8 +115,12 @@ def take_up(
         progress = None if held is None else held.pop(call.number, None)
         may_have_run = message.gang is not None or held is None or call.is_in_doubt or call.count > 0
         doubtful = lost - call.cleared
-        may_have_run |= bool(doubtful) and (message.nodes is None or bool(doubtful & set(message.nodes)))
-        if progress is not None:
+        home = homes.get(_actor_of(message))
+        nodes = message.nodes if home is None else (home,)
+        may_have_run |= bool(doubtful) and (nodes is None or bool(doubtful & set(nodes)))
+        if _actor_of(message):
+            _take_up_of_actor(client, call, message, packed, progress, may_have_run=may_have_run)
+        elif progress is not None:
             _go_on_with(client, call, message, packed, progress)
         elif call.state == "waiting" or not may_have_run:
             _begin_again(client, call.number, message, packed)
@@ -116,6 +129,34 @@ def take_up(
             _begin_again(client, call.number, message, packed._replace(options=left.options_of(options)))
         else:
             _fail(client, call)
+
+
+def _actor_of(message: CallMessage) -> int:
+    """Return the actor of a call; 0 for any other."""
+    head = TaskHead(*message.head) if message.gang is None else None
+    return head.actor if head is not None and head.kind == CallKind.ACTOR else 0
+
+
+def _take_up_of_actor(
+    client: ClientCalls,
+    call: KeptCall,
+    message: CallMessage,
+    packed: PackedCall,
+    progress: HeldProgress | None,
+    *,
+    may_have_run: bool,
+) -> None:
+    """Go on with a call of an actor, which never runs twice, or let it wait for its actor."""
+    actor = client.engine.ledger.actors.get(_actor_of(message))
+    if progress is not None and actor is not None and actor.is_made and actor.node == progress.node:
+        _go_on_with(client, call, message, packed, progress)
+    elif progress is None and not may_have_run:
+        _begin_again(client, call.number, message, packed)
+    elif call.form == CHUNK:
+        _fail(client, call)
+    else:
+        text = f"{call.name!r}: may have begun in a process that is gone; call again if it may run twice"
+        client.outcome(call.number, "error", ActorLost(text, node=None, started=None))
 
 
 def _begin_again(client: ClientCalls, number: int, message: CallMessage, packed: PackedCall) -> None:

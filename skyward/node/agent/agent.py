@@ -194,7 +194,7 @@ class Agent:
         before = self._tasks.client
         is_other = before is not None and before.token not in ("", session.token)
         if before is not None and (is_other or self._tasks.held is not None):  # a scheduler was killed
-            facts |= self._change_client(before, session)
+            facts |= self._change_client(before, session, keeps_actors=bool(hello.get("keeps_actors")))
         if hello.get("settles") and self._tasks.held is None:
             self._tasks.held = HeldFrames()
         self._tasks.client = session
@@ -205,7 +205,7 @@ class Agent:
         if self._tasks.held is not None:
             self._tasks.held.send_again(session.send_result)
 
-    def _change_client(self, before: Session, session: Session) -> dict[str, Any]:
+    def _change_client(self, before: Session, session: Session, *, keeps_actors: bool) -> dict[str, Any]:
         """Leave the tasks of a client that is gone to the next one. Return what it is told of them."""
         if self._tasks.held is None:
             self._tasks.forget_client()
@@ -215,7 +215,7 @@ class Agent:
         self._nested.fail_open(gone)
         self._channels.end_open()
         session.take_output(before)
-        return self._tasks.hand_over(self._tasks.held)
+        return self._tasks.hand_over(self._tasks.held, keeps_actors=keeps_actors)
 
     def _on_stripe(self, session: Session, hello: dict[str, Any]) -> None:
         """Add a channel to the client's link, unless that link is gone."""

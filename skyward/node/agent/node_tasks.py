@@ -113,24 +113,29 @@ class NodeTasks:
             if slot.running or slot.actor or slot.rank is not None:
                 self._processes.kill(slot)
 
-    def hand_over(self, held: HeldFrames) -> dict[str, Any]:
+    def hand_over(self, held: HeldFrames, *, keeps_actors: bool) -> dict[str, Any]:
         """Leave the tasks that run here to the next client, and return what it must know.
 
-        Tasks that have not begun are dropped, because that client sends them again. Actors and ranks end.
+        Tasks that have not begun are dropped, because that client sends them again. Ranks end, and so do actors if that
+        client does not know them.
 
         Returns:
-            As "held" `HeldFrames.progress` and the devices, by task. As "blobs" what `pack_places` makes.
+            As "held" `HeldFrames.progress` and the devices, by task. As "blobs" what `pack_places` makes. As "actors"
+            whether each is made, the tasks that it runs, and its devices, by its number.
         """
         self.on_client_gone()
         for slot in self._all_slots():
-            if slot.actor or slot.rank is not None:
+            if (slot.actor and not keeps_actors) or slot.rank is not None:
                 for task in slot.running:
                     held.forget(task)
                 self._processes.kill(slot)
         blobs = self.placing.hand_over(held.kept)
-        running = [task for slot in self.placing.slots for task in slot.running]
+        actors = self.placing.actors if keeps_actors else {}
+        slots = (*self.placing.slots, *actors.values())
+        running = [task for slot in slots for task in slot.running]
         told = {task: (*held.progress(task), self._granted.devices_of(task)) for task in (*running, *held)}
-        return {"held": told, "blobs": pack_places(blobs)}
+        alive = {actor: (slot.has_returned, [*slot.running], slot.booked) for actor, slot in actors.items()}
+        return {"held": told, "blobs": pack_places(blobs), "actors": alive}
 
     def on_settled(self, frame: Frame) -> None:
         if self.held is not None:
@@ -290,6 +295,7 @@ class NodeTasks:
                 self.placing.took(elapsed_ns(frame.body))
             self.placing.ended(slot, frame.ident)
             slot.has_replied = True
+            slot.has_returned |= kind == FrameKind.RESULT
             self._losses.completed()
             if slot.rank is not None:
                 self._loop.call_later(_RANK_ENDS_S, lambda: self._processes.kill(slot))
@@ -422,6 +428,7 @@ class NodeTasks:
         if order.grant is not None and order.grant.devices is not None:
             self._granted.end_holders(self._maker.devices_of(order), self.placing.slots)
         slot.actor = frame.ident
+        slot.booked = None if order.grant is None else order.grant.devices
         self.placing.actors[frame.ident] = slot
         self._fork(slot, self._config.preload, b"")
         self._send_line(slot)

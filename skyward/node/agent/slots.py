@@ -93,6 +93,10 @@ class SlotProcess:
     """Preload list of the zygote that forked it."""
     has_replied: bool = False
     """Whether the agent has seen a task end here."""
+    has_returned: bool = False
+    """Whether one of them has returned a value, so an actor is made."""
+    booked: tuple[int, ...] | None = None
+    """Devices that an actor was given, of those of its node; None: it books none."""
     is_blocked: bool = False
     """Whether its socket is full, so that frames wait in the agent."""
     is_broken: bool = False
