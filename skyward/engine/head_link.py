@@ -109,7 +109,7 @@ class HeadLink(NodeLink):
         return self._of_number.pop(number, {})
 
 
-class HeadLost(Protocol):
+class _Lost(Protocol):
     """Gets the reason why a head is lost. `has_ended`: its machine says that the head has ended."""
 
     def __call__(self, why: str, *, has_ended: bool = False) -> object: ...
@@ -132,7 +132,7 @@ class HeadRepair:
         ledger: Ledger,
         liveness: Liveness,
         lease_s: float,
-        lost: HeadLost,
+        lost: _Lost,
         taken: Callable[[str], object],
         *,
         why_gone: Callable[[], Gone | None] = lambda: None,

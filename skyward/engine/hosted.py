@@ -23,7 +23,7 @@ from ..calls.futures import Future, may_wait, refuse_to_wait
 from ..console.activity import RunningTask
 from ..core import interrupts
 from ..core.limits import raise_file_limit
-from ..errors import InternalError, NodeLost, PoolClosed, SkywardError, Unreachable, UsageError
+from ..errors import HeadLost, InternalError, NodeLost, PoolClosed, SkywardError, Unreachable, UsageError
 from ..events import Emit, ignore
 from ..schedule.scheduler import Scheduler
 from ..values.machine import Gone, Machine, Machines
@@ -86,6 +86,7 @@ class HostedEngine:
         attaches: Whether the head has had another client before.
         takes_over: Whether to take the head from a client that is still there.
         left: Called when the head goes on without this client, because another one has taken it over.
+        lost: Called with the reason when the head is gone, and no other one goes on.
     """
 
     def __init__(
@@ -99,11 +100,12 @@ class HostedEngine:
         attaches: bool = False,
         takes_over: bool = False,
         left: Callable[[], object] = lambda: None,
+        lost: Callable[[str], object] = lambda why: None,
     ) -> None:
         self._config = config
         self._attaches = attaches
         self._takes_over = takes_over
-        self._on_left = left
+        self._on_left, self._on_lost = left, lost
         self._command: HeadCommand = tuple
         """Command that reaches the head."""
         self._token = os.urandom(8).hex()
@@ -334,8 +336,14 @@ class HostedEngine:
         self._release(leaves=True)
 
     def why_needed(self, limit_s: float) -> str:
-        """Return why a detached pool cannot go on without this client, after at most this time; empty: it can."""
-        return "" if self._raiser is None else self._raiser.why_needed(limit_s)
+        """Return why a detached pool cannot go on without this client, after at most this time; empty: it can.
+
+        Raises:
+            HeadLost: It is gone.
+        """
+        why = "" if self._raiser is None else self._raiser.why_needed(limit_s)
+        self.ledger.require_open()
+        return why
 
     def _end(self, error: SkywardError) -> None:
         """Fail everything that is open, and let the I/O thread end."""
@@ -379,8 +387,10 @@ class HostedEngine:
 
     def _end_without_head(self, why: str) -> None:
         """End the engine, because its scheduler is gone, and with it what the calls became."""
-        text = f"head of the pool: is gone ({why}); open the pool again, and send the calls again"
-        error = self.ledger.ended_by = NodeLost(text, node=0)
+        loss, end = (HeadLost, ", and a detached pool ends with it") if self._config.detached_for_s else (NodeLost, "")
+        text = f"head of the pool: is gone ({why}){end}; open the pool again, and send the calls again"
+        error = self.ledger.ended_by = loss(text, node=0)
+        self._on_lost(why)
         self._calls.count_lost()
         self._end(error)
 

@@ -21,6 +21,7 @@
     │   └── TerminateFailed        machines may still be running, and cost money
     ├── NodeError                  a machine, or skyward's processes on it
     │   ├── NodeLost               the node went away with work on it
+    │   │   └── HeadLost           the head of a detached pool went away, and the pool with it
     │   ├── RefLost                the nodes that held a kept value are gone
     │   ├── StateLost              shared state was lost with the head that held it
     │   ├── SlotLost               the process that ran the call died
@@ -75,6 +76,7 @@ from .hub import HubError, HubUnreachable, JobFailed, StreamRestarted
 from .node import (
     ActorLost,
     BootstrapFailed,
+    HeadLost,
     NodeError,
     NodeLost,
     OutOfMemory,
@@ -140,6 +142,7 @@ __all__ = [
     "ControlFailed",
     "ForeignState",
     "GangHung",
+    "HeadLost",
     "HostKeyChanged",
     "HostKeyUnknown",
     "HubError",

@@ -44,6 +44,24 @@ class NodeLost(NodeError):
     """
 
 
+class HeadLost(NodeLost):
+    """The head of a detached pool is lost with its machine, and the pool with it.
+
+    The head holds the scheduler, the open calls, and the values that nobody has read. `retries` are not used, because
+    nothing is left that could run the call. The other nodes end by themselves. Open a new pool, and make the calls
+    again.
+
+    Example:
+        pool = sky.ComputePool.attach("train")
+        try:
+            values = [pool.future(call).result() for call in pool.calls()]
+        except sky.errors.HeadLost as error:
+            print(f"the pool is gone: {error}")
+    """
+
+    retryable = False
+
+
 class RefLost(NodeError):
     """The nodes that held a value (`sky.Ref`) are gone, and the program has no copy of it.
 

@@ -61,6 +61,8 @@ class Detachment:
     _source: DetachableProvider | None = None
     _goes_alone: bool = False
     """Whether the head reaches all nodes without this process."""
+    _is_lost: bool = False
+    """Whether the head is gone, and the end of the pool on record."""
     _was_let_go: bool = False
     """Whether the pool has gone on alone before. Since then nodes may have been replaced."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -103,11 +105,18 @@ class Detachment:
             attaches=self.was_known,
             takes_over=self.takes_over,
             left=self._leave,
+            lost=self._lose,
         )
 
     def _leave(self) -> None:
         """Note that the pool goes on without this client."""
         self.leaves = True
+
+    def _lose(self, why: str) -> None:
+        """Record that the pool has ended, because its head is gone."""
+        self._is_lost = True
+        if self.known is not None:
+            detached.end(self.known, f"because its head was lost ({why})")
 
     def go_on(
         self,
@@ -184,7 +193,7 @@ class Detachment:
         """Record the end of the pool."""
         with self._lock:
             self._machines = None
-        if self.known is not None:
+        if self.known is not None and not self._is_lost:
             detached.end(self.known, why)
 
 

@@ -21,8 +21,7 @@ from skyward.engine.head.messages import HeadConfig
 from skyward.engine.head.place import LocalHead
 from skyward.engine.head.turns import ClientTurns
 from skyward.engine.hosted import HostedEngine
-from skyward.errors import InternalError
-from skyward.errors import NodeLost as NodeLostError
+from skyward.errors import HeadLost, InternalError
 from skyward.events import DetachmentWarning, Event, NodeLost
 from skyward.values.machine import Gone, Machine, PoolSpec
 from skyward.wire.frames import PROTOCOL_VERSION
@@ -126,13 +125,20 @@ def test_calls_fail_as_soon_as_the_provider_says_that_the_machine_of_the_head_is
     network = tmp_path / "network"
     network.touch()
     try:
-        client = HostedEngine(config, _Known(("sh", "-c", f'test -e {network} && exec "$@"', "sh", *argv)))
+        lost: list[str] = []
+        way = "sh", "-c", f'test -e {network} && exec "$@"', "sh", *argv
+        client = HostedEngine(config, _Known(way), lost=lost.append)
         client.start([], _GoneMachines())
         network.unlink()
         place.stop()
         asked = client.requests.begin("counts")
-        with pytest.raises(NodeLostError, match=r"head of the pool: is gone \(the instance was terminated\)"):
+        with pytest.raises(HeadLost, match=r"gone \(the instance was terminated\), and a detached pool ends with it;"):
             asked.result(30.0)
+        assert lost == ["the instance was terminated"]
+        for use in (client.calls, lambda: client.follow(2), lambda: client.why_needed(1.0)):
+            with pytest.raises(HeadLost) as error:
+                use()
+            assert not error.value.retryable, "nothing is left that could run a call"
         client.close()
     finally:
         place.stop()
