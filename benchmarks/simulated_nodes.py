@@ -1,7 +1,8 @@
-"""Nodes that run nothing: one process that speaks the agents' protocol for all of them, for `engine.py`.
+"""Nodes that run nothing: one process that speaks the agents' protocol for all of them, for `engine.py` and `head.py`.
 
 Every connection is a node of 8 slots, whose tasks take 10 ms each and return None. Connections of the keeper are
-greeted, and its leases are ignored.
+greeted, and its leases are ignored. A second socket, with `.streams` behind its path, takes connections that speak as
+over ssh or Ray: streams whose frames are counted.
 """
 
 from __future__ import annotations
@@ -20,18 +21,21 @@ from pathlib import Path
 from skyward.core.limits import raise_file_limit
 from skyward.wire.blobs import Blob
 from skyward.wire.channel import Channel, ChannelClosed
-from skyward.wire.frames import PROTOCOL_VERSION, Frame, FrameKind
+from skyward.wire.ends import Ends
+from skyward.wire.frames import PROTOCOL_VERSION, Frame, FrameKind, pack
 from skyward.wire.payloads import encode
+from skyward.wire.stream import MAGIC, StreamChannel
 
 SLOTS = 8
 TASK_S = 0.01
 _FACTS = {"version": PROTOCOL_VERSION, "received": 0, "cpus": SLOTS, "memory_gib": 64.0, "memory_bytes": 64 << 30}
+_WELCOME = json.dumps({**_FACTS, "pid": os.getpid()}).encode()
 _NONE = encode(None, Blob.snapshot).with_elapsed(int(TASK_S * 1e9))
 
 
 @dataclass(eq=False)
 class Node:
-    channel: Channel
+    channel: Channel | StreamChannel
     free: int = SLOTS
     waiting: deque[int] = field(default_factory=deque)
 
@@ -39,10 +43,12 @@ class Node:
 class SimulatedNodes:
     """Event loop of all nodes. It ends once `watched`, its parent, is gone."""
 
-    def __init__(self, listener: socket.socket) -> None:
-        self.listener = listener
+    def __init__(self, listener: socket.socket, streams: socket.socket) -> None:
+        self.listeners = {listener.fileno(): listener, streams.fileno(): streams}
+        self.streams = streams
         self.poll = select.epoll()
-        self.poll.register(listener.fileno(), select.EPOLLIN)
+        for number in self.listeners:
+            self.poll.register(number, select.EPOLLIN)
         self.nodes: dict[int, Node] = {}
         self.running: list[tuple[float, int, int]] = []
         """Heap of (end, task, descriptor of its node)."""
@@ -52,16 +58,24 @@ class SimulatedNodes:
         while os.getppid() == parent:
             pause_s = self.running[0][0] - time.monotonic() if self.running else 1.0
             for number, _ in self.poll.poll(max(0.0, min(1.0, pause_s))):
-                if number == self.listener.fileno():
-                    self.accept()
+                if number in self.listeners:
+                    self.accept(self.listeners[number])
                 else:
                     self.read(self.nodes[number])
             self.end_tasks()
 
-    def accept(self) -> None:
-        sock, _ = self.listener.accept()
-        self.nodes[sock.fileno()] = Node(Channel(sock))
-        self.poll.register(sock.fileno(), select.EPOLLIN)
+    def accept(self, listener: socket.socket) -> None:
+        sock, _ = listener.accept()
+        number = sock.fileno()
+        if listener is self.streams:
+            channel = StreamChannel(checks_blobs=True)
+            channel.attach(Ends(number, sock.detach()), 0)
+            channel.greet(MAGIC)
+            channel.flush()
+            self.nodes[number] = Node(channel)
+        else:
+            self.nodes[number] = Node(Channel(sock))
+        self.poll.register(number, select.EPOLLIN)
 
     def read(self, node: Node) -> None:
         try:
@@ -73,11 +87,14 @@ class SimulatedNodes:
         except ChannelClosed:
             self.poll.unregister(node.channel.fileno())
             del self.nodes[node.channel.fileno()]
-            node.channel.sock.close()
+            node.channel.close()
 
     def take(self, node: Node, frame: Frame) -> None:
         if frame.kind == FrameKind.HELLO:
-            node.channel.queue(FrameKind.WELCOME, body=json.dumps({**_FACTS, "pid": os.getpid()}).encode())
+            if isinstance(node.channel, StreamChannel):
+                node.channel.greet(pack(FrameKind.WELCOME, body=_WELCOME))
+            else:
+                node.channel.queue(FrameKind.WELCOME, body=_WELCOME)
         elif frame.kind == FrameKind.TASK:
             if node.free:
                 node.free -= 1
@@ -112,11 +129,12 @@ def main() -> None:
     """Serve the socket of the given path; print a line once it listens."""
     raise_file_limit()
     path = Path(sys.argv[1])
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(path))
-    listener.listen(4096)
+    listeners = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+    for listener, end in zip(listeners, ("", ".streams"), strict=True):
+        listener.bind(f"{path}{end}")
+        listener.listen(4096)
     print("ready", flush=True)
-    SimulatedNodes(listener).run()
+    SimulatedNodes(*listeners).run()
 
 
 if __name__ == "__main__":

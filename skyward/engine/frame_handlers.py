@@ -106,8 +106,9 @@ class FrameHandlers:
         task = self._ledger.tasks.get(task_id)
         if task is None:
             return
-        if not task.is_cancelled:  # queued before `finish` may raise, so a value that arrived is never lost
-            self._ledger.after.append(partial(task.on_result, received))
+        if not task.is_cancelled:  # before `finish` may raise, so a value that arrived is never lost
+            self._logs.end(task)  # a value comes behind all output
+            self._pass_on(task, task.on_result, received)
         elif isinstance(task, RankTask):
             self._ledger.after.append(partial(task.ended, task))
         self._dispatcher.finish(task, node, received.elapsed_ns)
@@ -116,13 +117,19 @@ class FrameHandlers:
         part = link.received(frame)
         task = self._ledger.tasks.get(frame.ident)
         if task is not None:
-            self._ledger.after.append(lambda: task.on_part(part))
+            self._pass_on(task, task.on_part, part)
 
     def _on_item(self, link: Readable, frame: Frame) -> None:
         item = link.received(frame)
         task = self._ledger.tasks.get(frame.ident)
         if task is not None:
-            self._ledger.after.append(lambda: task.on_item(item))
+            self._pass_on(task, task.on_item, item)
+
+    def _pass_on(self, task: Task, take: Callable[[Received], object], received: Received) -> None:
+        if task.is_relayed:
+            take(received)
+        else:
+            self._ledger.after.append(partial(take, received))
 
     # Everything else --------------------------------------------------------------------------------------------------
 

@@ -216,6 +216,10 @@ class Task:
     is_nested: ClassVar[bool] = False
     """Whether another task made the call."""
 
+    is_relayed: ClassVar[bool] = False
+    """Whether its values only go on to another process. `on_result`, `on_part` and `on_item` are then called at once,
+    with the ledger locked, so that one write carries the values of many tasks. Others may run the user's code."""
+
     def keep_line(self, line: str) -> None:
         """Add a line to `tail`."""
         if not self.tail:  # created late, because most tasks print nothing and an empty deque takes 600 bytes

@@ -219,7 +219,7 @@ class NodeTable:
         self._has_mean = True
         if now < SHORT_TASK_NS and not (had_mean and before < SHORT_TASK_NS):
             return True
-        return self._has_far_nodes and now < before
+        return self._has_far_nodes and now < before and before > _LEAST_MEAN_NS
 
     def expect(self, expected_ns: float) -> bool:
         """Record an estimate for the next tasks, if it is below the running mean. Return whether it is."""

@@ -45,6 +45,22 @@ def test_a_value_reaches_its_task_and_makes_room_for_the_next(
     assert len(first.told) == 1
 
 
+def test_values_for_another_process_are_passed_on_with_the_ledger_locked(
+    parts: Parts, agent: FarEnd, frame_handlers: FrameHandlers
+) -> None:
+    class RelayedTask(NotedTask):
+        is_relayed = True
+
+    ours, relayed = parts.submit(), parts.submit()
+    relayed.__class__ = RelayedTask
+    with parts.ledger:
+        for task in (ours, relayed):
+            frame = Frame(FrameKind.RESULT, 0, 0, task.id, value_body(1))
+            frame_handlers.handlers[FrameKind.RESULT](parts.ledger.links[0], frame)
+        assert (ours.told, relayed.told) == ([], [("value", 1)])
+    assert ours.told == [("value", 1)]
+
+
 def test_the_value_of_a_cancelled_task_is_dropped(parts: Parts, agent: FarEnd, frame_handlers: FrameHandlers) -> None:
     task = parts.submit()
     with parts.ledger:

@@ -98,6 +98,17 @@ def test_a_group_follows_its_nodes_also_when_others_have_taken_its_place() -> No
     assert all(len(node.groups) < 40 for node in nodes.by_id.values()), "groups of the past are forgotten"
 
 
+def test_a_distant_node_takes_more_as_tasks_become_shorter_until_their_own_cost_counts() -> None:
+    nodes = of(2)
+    nodes.set_round_trip(nodes.by_id[0], 1e9)
+    assert [nodes.took(elapsed_ns) for elapsed_ns in (10**8, 10**7, 10**9)] == [True, True, False]
+    while nodes.took(1000):
+        continue
+    before = nodes.most_ahead(nodes.by_id[0].kind)
+    assert not any(nodes.took(1) for _ in range(100))
+    assert nodes.most_ahead(nodes.by_id[0].kind) == before
+
+
 @pytest.mark.parametrize("round_trip_ns", [1.0, 999.0, 1e6, 50e6, 3e9])
 def test_round_trips_are_rounded_up_by_less_than_a_fifteenth(round_trip_ns: float) -> None:
     assert round_trip_ns <= rounded(round_trip_ns) <= round_trip_ns * 16 / 15

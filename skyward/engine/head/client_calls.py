@@ -42,6 +42,8 @@ from .requests import Answer
 class ClientTask(Task):
     """Task of the client. Everything that happens to it is sent there."""
 
+    is_relayed: ClassVar[bool] = True
+
     client: ClientCalls
     count: int = 1
     """Number of the user's calls that it contains."""
