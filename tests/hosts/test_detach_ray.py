@@ -95,6 +95,19 @@ else:
 """
 
 
+def recorded() -> sky.ComputeFunction[[int], int]:
+    """Return a function that writes its number to the ledger of its host, waits and returns it; it travels by value."""
+
+    def run(number: int) -> int:
+        with open(LEDGER, "a") as ledger:
+            ledger.write(f"{number} ")
+        while not os.path.exists(GO):
+            time.sleep(0.01)
+        return number
+
+    return sky.compute(run)
+
+
 @dataclass(kw_only=True)
 class Clients:
     """Programs that open a pool on three hosts, or attach to it."""
@@ -211,18 +224,12 @@ class TestDetached:
         clients.clear()
 
     def test_calls_go_on_when_the_head_is_killed_while_no_program_is_there(self, clients: Clients) -> None:
-        def run(number: int) -> int:
-            with open(LEDGER, "a") as ledger:
-                ledger.write(f"{number} ")
-            while not os.path.exists(GO):
-                time.sleep(0.01)
-            return number
-
+        run = recorded()
         pool = sky.ComputePool.attach("train", logs=False)
-        futures = [sky.compute(run)(node) > pool.node(node) for node in range(3)]
-        waiting = [sky.compute(run)(number) > pool for number in range(3, 20)]
+        futures = [run(node) > pool.node(node) for node in range(3)]
+        waiting = [run(number) > pool for number in range(3, 20)]
         until(lambda: len(clients.ran()) == 6)
-        assert all(future.running() for future in futures)
+        until(lambda: all(future.running() for future in futures))  # a call may begin before this program hears of it
         assert not any(future.done() for future in waiting)
         pool.detach()
         kill_head(clients.place.hosts[0])
@@ -243,14 +250,8 @@ class TestDetached:
         until(lambda: pool.engine == "direct", within_s=LIMIT_S)
         assert where() @ pool == [host.name for host in hosts], "this program lends its channels"
 
-        def run(number: int) -> int:
-            with open(LEDGER, "a") as ledger:
-                ledger.write(f"{number} ")
-            while not os.path.exists(GO):
-                time.sleep(0.01)
-            return number
-
-        futures = [sky.compute(run)(node) > pool.node(node) for node in range(3)]
+        run = recorded()
+        futures = [run(node) > pool.node(node) for node in range(3)]
         until(lambda: len(clients.ran()) == 3)
         kill_head(hosts[0])  # the next one gets channels of this program too
         clients.go()
