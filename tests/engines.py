@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,7 @@ from skyward.engine.dialler import CommandEnds
 from skyward.engine.direct import DirectEngine
 from skyward.engine.engine import Engine
 from skyward.engine.head.messages import HeadConfig
-from skyward.engine.head.place import LocalHead, folder_for
+from skyward.engine.head.place import LocalHead, folder_for, head_on
 from skyward.engine.hosted import HostedEngine
 from skyward.engine.lender import command_to
 from skyward.engine.ray.links import RayWays
@@ -18,7 +19,7 @@ from skyward.pool.engines import Way
 from skyward.values.machine import Machine
 from skyward.values.ref import held_by
 
-__all__ = ["engine_of", "hosted_pool", "journaled_pool", "is_moving", "raised_pool", "ray_pool"]
+__all__ = ["engine_of", "gated_pool", "hosted_pool", "journaled_pool", "is_moving", "raised_pool", "ray_pool"]
 
 
 def engine_of(pool: sky.ComputePool) -> DirectEngine:
@@ -64,6 +65,21 @@ def journaled_pool(**options: Any) -> sky.ComputePool:
             attach_key="key",
         )
         return HostedEngine(config, LocalHead(), emit=life.announcer.emit)
+
+    life._make_engine = make  # type: ignore[method-assign]
+    return pool
+
+
+def gated_pool(**options: Any) -> sky.ComputePool:
+    """Return a pool on this machine whose head is as one beside node 0: calls begin there once they are known."""
+    pool = hosted_pool(**options)
+    life = pool._life  # users have no option for it
+
+    def make(initializer: bytes | None, launched: list[Machine]) -> Engine:
+        first = launched[0]
+        config = HeadConfig(pool=life.name, cancel_grace_s=1.0, initializer=initializer)
+        config, place = head_on(first, config)
+        return HostedEngine(replace(config, node_folder=first.folder), place, emit=life.announcer.emit)
 
     life._make_engine = make  # type: ignore[method-assign]
     return pool

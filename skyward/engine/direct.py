@@ -39,7 +39,7 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from ..calls.futures import refuse_to_wait
@@ -56,7 +56,7 @@ from .actors import Actors
 from .builder import TaskBuilder
 from .direct_lines import DirectLines
 from .frame_handlers import FrameHandlers
-from .gang import Gang, RankTask
+from .gang import Gang, RankTask, StartedRank
 from .gangs import Gangs
 from .kept_values import KeptValues
 from .leader import Leader
@@ -354,6 +354,11 @@ class DirectEngine:
         """Take a task that runs on a node already; see `TaskDispatcher.take_up`."""
         with self.ledger:
             self._dispatcher.take_up(task, node, nodes, devices)
+
+    def take_up_gang(self, gang: Gang, ranks: Mapping[int, StartedRank]) -> None:
+        """Take a gang that runs already; see `Gangs.take_up`."""
+        with self.ledger:
+            self._gangs.take_up(gang, ranks)
 
     def delays_starts(self, link: NodeLink, delay_s: float) -> None:
         """Note how long a task waits here before it is sent to a node. Needs the ledger's lock."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import field
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from ..calls.futures import Future
 from ..calls.options import CallOptions
@@ -42,6 +42,9 @@ _OF_ANOTHER = "RankFailed"
 """Error of `skyward.training` that means that another rank failed. Compared by name, because this layer must not import
 that package.
 """
+
+BEFORE_THIS_HEAD = "with an earlier head of the pool"
+"""Reason of a start's failure that only a head knew that is gone."""
 
 _ADVICE = re.compile(r"(?: \(the pool continues\))?; set (?:retries|max_restarts)=")
 
@@ -108,12 +111,12 @@ class Gang:
     def is_complete(self) -> bool:
         return self.values.keys() == {rank for rank, task in self.tasks.items() if task.delivers}
 
-    def delivers(self, rank: Rank) -> bool:
+    def delivers(self, rank: int) -> bool:
         """Return whether the caller gets the value of a rank."""
         if self.launch.returns == "ranks":
             return True
         is_of_each_node = self.launch.returns == "nodes" and not self.is_on_one
-        return rank.local_rank == 0 if is_of_each_node else rank.rank == 0
+        return rank % self.ranks_per_node == 0 if is_of_each_node else rank == 0
 
     def value(self) -> Any:
         """Return the caller's value, made of those of the ranks that deliver."""
@@ -312,3 +315,40 @@ class RankTask(Task):
             at = loss.at if loss.signal == signal.SIGABRT else 0.0
             self.gang.failures.append((at, self.rank, error))
         self.ended(self)
+
+
+class StartedRank(NamedTuple):
+    """Rank that a node has, as its agent tells the next head."""
+
+    gang: int
+    restart_count: int
+    rank: int
+    world_size: int
+    node: int
+    nodes: tuple[int, ...]
+    """Nodes of the gang, in their order."""
+    port: int
+    devices: tuple[int, ...] | None
+    """Devices of the node that the gang has booked; None: it books none."""
+
+    @classmethod
+    def of(cls, task: RankTask) -> StartedRank:
+        gang = task.gang
+        assert task.rank is not None
+        return cls(
+            gang.id,
+            task.restart_count,
+            task.rank,
+            len(gang.placed) * gang.ranks_per_node,
+            task.node,
+            gang.placed,
+            gang.port,
+            gang.devices.get(task.node),
+        )
+
+    @classmethod
+    def parse(cls, note: Sequence[Any]) -> StartedRank:
+        """Return a rank as an agent tells it: in JSON there are no tuples."""
+        rank = cls(*note)
+        devices = None if rank.devices is None else tuple(rank.devices)
+        return rank._replace(nodes=tuple(rank.nodes), devices=devices)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..calls.undecoded import Undecoded
@@ -18,7 +19,7 @@ from ..schedule.actions import Action, FailGang, StartGang
 from ..wire.frames import Frame, FrameKind
 from ..wire.tasks import RankOrder
 from .devices import sharing_of_gangs
-from .gang import Gang, RankTask, make_ranks, parts_of_ranks
+from .gang import BEFORE_THIS_HEAD, Gang, RankTask, StartedRank, make_ranks, parts_of_ranks
 from .ledger import Ledger
 from .log_router import LogRouter
 from .nodes import NodeLinks
@@ -127,23 +128,7 @@ class Gangs:
         devices = {node: self._ids(gang, node) for node in gang.placed}
         interfaces = {node: self._ledger.machines[node].interface for node in gang.placed}
         for rank in make_ranks(gang, peers, devices, interfaces):
-            delivers = gang.delivers(rank)
-            task = RankTask(
-                id=next(self._ledger.numbers),
-                name=gang.name,
-                head=gang.head,
-                function=gang.function,
-                payload=gang.payload,
-                options=gang.options,
-                rank=rank.rank,
-                gang=gang,
-                node=rank.node,
-                delivers=delivers,
-                ended=self._rank_ended,
-                restart_count=rank.restart_count,
-            )
-            gang.tasks[rank.rank] = task
-            gang.open.add(task.id)
+            task = self._add_rank(gang, rank.rank, next(self._ledger.numbers))
             self._ledger.tasks[task.id] = task
             grant, visible = parts_of_ranks(gang, self._booked(gang, rank.node))[rank.local_rank]
             order = RankOrder(
@@ -154,12 +139,55 @@ class Gangs:
                 launch=gang.launch_bytes,
                 preload=gang.launch.preload,
                 tell_stopped_after_s=gang.options.hang_timeout_s or REPORT_AFTER_S,
+                note=tuple(StartedRank.of(task)),
             )
-            self._ledger.tell(rank.node, FrameKind.RANK, task.id, pickle.dumps(order), lane=int(delivers))
+            self._ledger.tell(rank.node, FrameKind.RANK, task.id, pickle.dumps(order), lane=int(task.delivers))
             self._dispatcher.send(task, rank.node)
-            if gang.options.timeout_s is not None:
-                self._ledger.at(gang.options.timeout_s, self._time_out, task.id, 0)
+            self._limit_time(task)
         self._tell_of_sharing(gang)
+        gang.future.set_running()
+
+    def _add_rank(self, gang: Gang, rank: int, number: int) -> RankTask:
+        """Make the task of a rank."""
+        task = gang.tasks[rank] = RankTask(
+            id=number,
+            name=gang.name,
+            head=gang.head,
+            function=gang.function,
+            payload=gang.payload,
+            options=gang.options,
+            rank=rank,
+            gang=gang,
+            node=gang.placed[rank // gang.ranks_per_node],
+            delivers=gang.delivers(rank),
+            ended=self._rank_ended,
+            restart_count=len(gang.past),
+        )
+        gang.open.add(number)
+        return task
+
+    def _limit_time(self, task: RankTask) -> None:
+        if task.options.timeout_s is not None:
+            self._ledger.at(task.options.timeout_s, self._time_out, task.id, 0)
+
+    def take_up(self, gang: Gang, ranks: Mapping[int, StartedRank]) -> None:
+        """Go on with a gang whose ranks another engine has started. Its time limit begins again.
+
+        Args:
+            gang: The gang.
+            ranks: All of its ranks, by the number of their task.
+        """
+        first = next(iter(ranks.values()))
+        self._ledger.gangs[gang.id] = gang
+        gang.placed, gang.port, gang.past = first.nodes, first.port, [BEFORE_THIS_HEAD] * first.restart_count
+        gang.devices = {started.node: started.devices for started in ranks.values() if started.devices is not None}
+        booked = {node: gang.devices.get(node) for node in gang.placed}
+        need = gang.options.need
+        self._ledger.scheduler.take_up_gang(gang.id, places=gang.ranks_per_node, need=need, devices=booked)
+        for number, started in sorted(ranks.items(), key=lambda item: item[1].rank):
+            task = self._add_rank(gang, started.rank, number)
+            self._dispatcher.adopt(task)
+            self._limit_time(task)
         gang.future.set_running()
 
     def _tell_of_sharing(self, gang: Gang) -> None:

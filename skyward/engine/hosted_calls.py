@@ -67,7 +67,7 @@ class _Progress:
 
     def doubt(self, lost: AbstractSet[int], home: int | None = None) -> None:
         """Note that nodes are gone that may have run it. `home`: node of its actor."""
-        nodes = (home,) if home is not None else None if self.message is None else self.message.nodes
+        nodes = (home,) if home is not None else None if self.message is None else self.message.may_go_to
         self.is_in_doubt |= bool(lost) and (nodes is None or not lost.isdisjoint(nodes))
 
 
@@ -135,7 +135,7 @@ class HostedCalls:
         assert link is not None
         progress = self._progress.setdefault(call.id, _Progress(message, link))
         progress.link = link
-        if not progress.is_permitted and self._permitted < _PERMITTED:
+        if not progress.is_permitted and self._permitted < _PERMITTED and not isinstance(call, Gang):
             progress.is_permitted = True
             self._permitted += 1
         body = pack_call(message, call.payload.body)
@@ -329,7 +329,7 @@ class HostedCalls:
             if number in unsent and not progress.was_told:
                 continue
             home = self._home_of(call)
-            is_known = was_permitted or is_begun or isinstance(call, Gang) or call.actor
+            is_known = was_permitted or is_begun or (isinstance(call, Task) and call.actor)
             progress.cleared = frozenset() if is_known else beside
             progress.doubt(lost - progress.cleared, home)
             progress.was_told = True
@@ -358,8 +358,8 @@ class HostedCalls:
         return None if actor is None else actor.node
 
     def _is_begun(self, number: int) -> bool:
-        task = self._ledger.tasks.get(number)
-        return task is not None and task.attempt > 0
+        task, gang = self._ledger.tasks.get(number), self._ledger.gangs.get(number)
+        return (task is not None and task.attempt > 0) or (gang is not None and gang.future.running())
 
     def _resumed(self, link: HeadLink, failed: Callable[[BaseException], object], done: Any) -> None:
         """Send the calls that the next head does not know, and fail those that cannot be sent again."""

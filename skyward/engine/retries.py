@@ -66,6 +66,8 @@ class RetriesLeft(NamedTuple):
     """Shortest pause before the run after the next one."""
     due_at: float = 0.0
     """Time of the next run, in seconds since 1970."""
+    starts: int = 0
+    """Starts of a gang that are over."""
 
     @classmethod
     def of(cls, options: CallOptions) -> RetriesLeft:
@@ -124,10 +126,10 @@ class Retries:
 
         return pause_s(self._first_pause_s, self._pauses, random.random())
 
-    def left(self, wait_s: float, *, max_restarts: int = 0) -> RetriesLeft:
+    def left(self, wait_s: float, *, max_restarts: int = 0, starts: int = 0) -> RetriesLeft:
         """Return the runs that are left beside one that begins in `wait_s` seconds."""
         delay_s = pause_s(self._first_pause_s, self._pauses + 1, 0.0)
-        return RetriesLeft(self._left, self._left_on_loss, max_restarts, delay_s, time.time() + wait_s)
+        return RetriesLeft(self._left, self._left_on_loss, max_restarts, delay_s, time.time() + wait_s, starts)
 
 
 @dataclass(eq=False, slots=True)

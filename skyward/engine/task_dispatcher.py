@@ -136,9 +136,7 @@ class TaskDispatcher:
             devices: Devices of the node that it has; None: those of its slot.
         """
         ledger = self._ledger
-        ledger.tasks[task.id] = task
-        self._taken_up.add(task.id)
-        task.attempt = 1
+        self.adopt(task)
         if task.options.allow_reruns:
             task.rerun = Rerun(nodes, None, Retries(task.options))
         if task.timeout_s is not None:
@@ -147,6 +145,12 @@ class TaskDispatcher:
             self.actors.took_up(task)
         else:
             ledger.scheduler.take_up(task.id, node, nodes=nodes, need=task.options.need, devices=devices)
+
+    def adopt(self, task: Task) -> None:
+        """Take a task or a rank into the ledger that another engine has sent: the links hold nothing of it."""
+        self._ledger.tasks[task.id] = task
+        self._taken_up.add(task.id)
+        task.attempt = 1
 
     def _take_in(self, task: Task) -> None:
         """Submit a task that was left to this block, whose caller has its future already."""

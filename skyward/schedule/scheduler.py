@@ -22,7 +22,7 @@ The owner feeds events and carries out the returned actions. It calls every meth
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from itertools import islice
 
 from .actions import Action, FailGang, FailTask, Recall, Refuse, Send, Settle, StartGang, Unsettle
@@ -312,6 +312,19 @@ class Scheduler:
             return self._submit_nested(made)
         self._order.wait(made, self._refusals.group_of(made))
         return self._place()
+
+    def take_up_gang(
+        self, gang: int, *, places: int, need: Need | None, devices: Mapping[int, tuple[int, ...] | None]
+    ) -> None:
+        """Record a gang whose ranks run already; see `take_up`. `devices`: those that it has booked, by its nodes."""
+        need = (need or PLAIN)._replace(slots=places, is_gang=True)
+        held = self._gangs[gang] = {}
+        for number, own in devices.items():
+            node = self._nodes.by_id[number]
+            taken = min(places, node.slots)
+            held[number] = taken, self._nodes.book(node, need, own)
+            node.gang_places += taken
+            self._nodes.refile(node)
 
     def submit_actor(self, actor: int, *, nodes: tuple[int, ...] | None, need: Need) -> list[Action]:
         """Queue an actor that books resources for its life, and settle it if there is room.

@@ -19,7 +19,7 @@ from __future__ import annotations
 import struct
 from dataclasses import field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..core.records import dataclass
 from ..values.devices import Grant
@@ -190,6 +190,8 @@ class RankOrder:
     """Devices that its process sees, in the order in which it counts them; None: those of the grant alone."""
     tell_stopped_after_s: float = 300.0
     """Seconds without progress of the rank's main thread after which the agent notifies the client."""
+    note: tuple[Any, ...] = ()
+    """Facts about the gang for the next head, if this one is lost. The agent only keeps them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ _LIMIT_S = 60.0
 @pytest.fixture(scope="module")
 def opened() -> Iterator[tuple[sky.ComputePool, list[sky.events.Event]]]:
     events: list[sky.events.Event] = []
-    with journaled_pool(nodes=2, concurrency=2, logs=False, on_event=events.append) as pool:
+    with journaled_pool(nodes=2, concurrency=3, logs=False, on_event=events.append) as pool:
         yield pool, events
 
 
@@ -63,15 +63,19 @@ def test_calls_of_all_nodes_go_on_over_lent_channels(
     stream = iter(count() >> pool.node(1))
     taken = [next(stream)[0] for _ in range(10)]
     running = [sky.compute(wait)(node) > pool.node(node) for node in range(2)]
+    gang = sky.compute(wait).with_options(nodes=2)(20) > pool
     waiting = [sky.compute(wait)(number) > pool for number in range(2, 10)]
-    for number in range(2):
+    for number in (0, 1, 20):
         wait_for(tmp_path / f"began-{number}")
+    until(lambda: (tmp_path / "began-20").read_text() == "xx")
     kill_head()
     late = [sky.compute(wait)(number) > pool for number in range(10, 14)]
     given_up = sky.compute(wait)(14) > pool.node(1)
     given_up.cancel()
     appear(tmp_path / "go")
     assert [future.result(_LIMIT_S) for future in running + waiting + late] == list(range(14))
+    assert gang.result(_LIMIT_S) == [20, 20]
+    assert (tmp_path / "began-20").read_text() == "xx", "its ranks have gone on"
     assert taken + [item[0] for item in stream] == list(range(40))
     assert [(tmp_path / f"began-{number}").read_text() for number in range(14)] == ["x"] * 14
     assert sky.compute(abs)(-1) @ pool == [1, 1]

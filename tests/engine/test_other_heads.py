@@ -15,7 +15,7 @@ import skyward as sky
 from skyward.errors import ActorLost, NodeLost, RefLost, StateLost
 from skyward.testing.engine_suite import appear, wait_for
 from tests.engine.test_hosted_faults import heads_of
-from tests.engines import hosted_pool
+from tests.engines import gated_pool, hosted_pool
 from tests.waiting import until
 
 _LIMIT_S = 60.0
@@ -244,6 +244,75 @@ def test_state_that_only_the_head_had_is_lost_with_an_error(pool: sky.ComputePoo
             pool.event(name).set()
     pool.event("other").set()
     assert pool.event("other").is_set()
+
+
+def record_and_wait(folder: Path, name: str) -> int:
+    """Note that a rank begins, wait for a word to it, and return how often its gang had started before."""
+    info = sky.instance_info()
+    assert info is not None
+    rank = f"{name}-{info.node}-{info.restart_count}"
+    with open(folder / rank, "a", encoding="ascii") as file:
+        file.write("x")
+    wait_for(folder / f"{rank}-go")
+    if (folder / f"{rank}-go").read_text():
+        raise ValueError(rank)
+    return info.restart_count
+
+
+def fail(rank: Path) -> None:
+    """Let a rank of `record_and_wait` raise."""
+    (rank.parent / "word").write_text("fail")
+    (rank.parent / "word").rename(f"{rank}-go")
+
+
+def test_running_gangs_go_on_and_waiting_ones_begin_once(pool: sky.ComputePool, tmp_path: Path) -> None:
+    gang = sky.compute(record_and_wait).with_options(nodes=2)
+    half = gang(tmp_path, "half") > pool
+    again = gang.with_options(max_restarts=1)(tmp_path, "again") > pool
+    wait_for(tmp_path / "again-1-0")
+    fail(tmp_path / "again-1-0")
+    for name in ("half-0-0", "half-1-0", "again-0-1", "again-1-1"):
+        wait_for(tmp_path / name)
+    waiting = [gang(tmp_path, name) > pool for name in ("fails", "late")]
+    appear(tmp_path / "half-1-0-go")  # nobody but its node has the value of this rank
+    kill_head()
+    assert not waiting[0].running()
+    kill_head()
+    appear(tmp_path / "half-0-0-go")
+    assert half.result(_LIMIT_S) == [0, 0]
+    wait_for(tmp_path / "fails-1-0")
+    kill_head()
+    fail(tmp_path / "fails-1-0")
+    with pytest.raises(ValueError, match="fails-1-0"):
+        waiting[0].result(_LIMIT_S)
+    fail(tmp_path / "again-0-1")
+    with pytest.raises(ValueError, match="again-0-1") as raised:
+        again.result(_LIMIT_S)
+    assert "started 2 times" in "".join(raised.value.__notes__)
+    for name in ("late-0-0", "late-1-0"):
+        appear(tmp_path / f"{name}-go")
+    assert waiting[1].result(_LIMIT_S) == [0, 0]
+    assert {path.read_text() for path in tmp_path.glob("*-[01]-[01]")} == {"x"}
+
+
+def test_gangs_with_ranks_on_a_node_that_is_lost_with_the_head_start_again_if_they_may(tmp_path: Path) -> None:
+    others = heads_of(os.getpid())
+    gang = sky.compute(record_and_wait).with_options(nodes=2)
+    with gated_pool(nodes=2, concurrency=3, logs=False) as pool:
+        safe = gang.with_options(nodes=1)(tmp_path, "safe") > pool.node(1)
+        lost = gang(tmp_path, "lost") > pool
+        again = gang.with_options(max_restarts=1)(tmp_path, "again") > pool
+        for name in ("safe-1-0", "lost-0-0", "lost-1-0", "again-0-0", "again-1-0"):
+            wait_for(tmp_path / name)
+        waiting = gang(tmp_path, "late") > pool
+        kill_head(*others, with_process=pool.agent_pids()[0])
+        with pytest.raises(NodeLost, match="may have begun"):
+            lost.result(_LIMIT_S)
+        for name in ("safe-1-0", "again-0-1", "again-1-1", "late-0-0", "late-1-0"):
+            appear(tmp_path / f"{name}-go")
+        assert safe.result(_LIMIT_S) == [0]
+        assert [again.result(_LIMIT_S), waiting.result(_LIMIT_S)] == [[1, 1], [0, 0]]
+        assert {path.read_text() for path in tmp_path.glob("*-[01]-[01]")} == {"x"}
 
 
 def test_calls_of_a_node_that_is_lost_with_the_head_are_in_doubt(tmp_path: Path) -> None:

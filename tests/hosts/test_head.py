@@ -223,6 +223,7 @@ def test_another_head_goes_on_when_one_is_killed_and_when_its_host_loses_its_pow
         doubtful = [sky.compute(time.sleep)(600) > pool.node(0) for _ in range(2)]
         until(lambda: all(future.running() for future in kept + doubtful))
         waiting = [sky.compute(note)(number) > pool for number in range(2000, 2060)]
+        gang = gang_of(note).with_options(nodes=2)(3000) > pool
         first.power_loss()
         for future in doubtful:
             with pytest.raises(NodeLost, match="may have begun"):
@@ -236,6 +237,8 @@ def test_another_head_goes_on_when_one_is_killed_and_when_its_host_loses_its_pow
         begun = sorted(int(line) for line in ran(second, spare) if 2000 <= int(line) < 2060)
         assert begun == sorted(set(begun)), "each ran once"
         assert set(begun) <= set(done), "none that failed has begun elsewhere"
+        assert gang.result(60) == [3000] * 2
+        assert ran(second, spare).count("3000") == 2, "the gang had not begun, so it began once"
         assert where() @ pool == [spare.name, second.name]
         assert sky.compute(len)(stays) @ pool == [2_000_000] * 2
         assert counter.more() >> pool == 3

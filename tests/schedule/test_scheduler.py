@@ -64,6 +64,17 @@ def test_a_task_that_runs_already_has_its_slot_and_its_devices() -> None:
     assert scheduler.node_of(7) is None
 
 
+def test_a_gang_that_runs_already_has_its_places_and_its_devices() -> None:
+    scheduler, one = Scheduler(), Need(devices=1000)
+    for node in (0, 1):
+        scheduler.node_up(node, 2, Supply(cpus=2, memory_gib=1.0, devices=("A100", "A100")))
+    scheduler.take_up_gang(7, places=1, need=one, devices={0: (0,), 1: (1,)})
+    assert scheduler.submit_gang(8, nodes=(0, 1), places=1, need=one) == [StartGang(8, (0, 1), ((1,), (0,)))]
+    assert scheduler.submit_gang(9, nodes=(0, 1), places=2) == []
+    assert scheduler.gang_finished(7) == []
+    assert [type(action) for action in scheduler.gang_finished(8)] == [StartGang]
+
+
 def test_a_task_waits_for_a_slot_and_gets_the_first_that_is_free() -> None:
     scheduler = up(1, 1)
     submit(scheduler, 3)

@@ -23,7 +23,7 @@ from ...wire.task_channel import pieces_of
 from ...wire.tasks import CallKind, Mode, TaskHead
 from ..builder import PackedCall
 from ..direct import DirectEngine
-from ..gang import Gang
+from ..gang import BEFORE_THIS_HEAD, Gang, RankTask
 from ..kept_received import KeptReceived
 from ..kept_values import KeptBlob
 from ..live_actor import LiveActor
@@ -107,7 +107,8 @@ class _ClientGang(Gang):
     def spend_restart(self) -> float | None:
         pause_s = super().spend_restart()
         if pause_s is not None:
-            self.client.retried(self.id, self.retries.left(pause_s, max_restarts=self.restarts_left))
+            starts = len(self.past) + 1
+            self.client.retried(self.id, self.retries.left(pause_s, max_restarts=self.restarts_left, starts=starts))
         return pause_s
 
 
@@ -165,6 +166,8 @@ class _GangFuture(Future[Any]):
 
 def must_be_known(task: Task) -> bool:
     """Return whether the client must know of a task before it begins beside the head."""
+    if isinstance(task, RankTask):
+        return isinstance(task.gang, _ClientGang)
     # Calls of an actor stay in their order, and none of them begins again.
     return isinstance(task, ClientTask) and not task.is_permitted and not task.actor
 
@@ -259,10 +262,12 @@ class ClientCalls:
             text = f"head: a call could not begin ({in_words(error)}); report this bug"
             self.outcome(frame.ident, "error", InternalError(text))
 
-    def begin(self, number: int, message: CallMessage, call: PackedCall) -> None:
-        """Submit a call that is kept."""
+    def begin(self, number: int, message: CallMessage, call: PackedCall, *, starts: int = 0) -> None:
+        """Submit a call that is kept. `starts`: those of a gang that are over."""
         if message.gang is not None:
-            self.engine.submit_gang(self._gang(number, message, message.gang, call))
+            gang = self.gang(number, message, message.gang, call)
+            gang.past = [BEFORE_THIS_HEAD] * starts
+            self.engine.submit_gang(gang)
         else:
             self.engine.submit(self.task(number, message, call), nodes=message.nodes, after_s=message.after_s)
 
@@ -291,7 +296,8 @@ class ClientCalls:
             task.in_bulk = False
         return task
 
-    def _gang(self, number: int, message: CallMessage, more: GangMessage, call: PackedCall) -> Gang:
+    def gang(self, number: int, message: CallMessage, more: GangMessage, call: PackedCall) -> Gang:
+        """Return a gang."""
         future = _GangFuture(self, number)
         options = call.options
         future.gang = _ClientGang(

@@ -31,6 +31,7 @@ from ...wire.frames import PROTOCOL_VERSION, Frame, FrameKind
 from ...wire.stream import StreamChannel
 from ...wire.task_channel import pieces_of
 from ..direct import DirectEngine
+from ..gang import StartedRank
 from ..link import Readable
 from .client_calls import ClientCalls, must_be_known
 from .client_link import ClientLink
@@ -49,6 +50,7 @@ from .requests import Answer, Requests
 from .settling import Settling
 from .start_gate import GatedLink, StartGate
 from .taken_up import HeldProgress, held_by_nodes, take_up, take_up_early
+from .taken_up_gangs import held_ranks
 from .turns import ClientTurns
 
 _FIND_S = 30.0
@@ -263,10 +265,10 @@ class Head:
         self.engine.link_repair.source = self._machines
         with self._ledger:  # so that no frame of a node is handled before its task is known
             self.engine.use_again(machines, there)
-            held = held_by_nodes(self._ledger)
+            held, ranks = held_by_nodes(self._ledger), held_ranks(self._ledger)
             unfinished = [each for each in self._unfinished if self._kept.get(each[0].number) is not None]
-            take_up(self._of_client(), unfinished, held, frozenset(m.node for m in wanted) - there)
-            self._cancel_rest(held)
+            take_up(self._of_client(), unfinished, held, ranks, frozenset(m.node for m in wanted) - there)
+            self._cancel_rest(held, ranks)
             self._unfinished, client = [], self.turns.client
             self._ways.are_open.set()
         if client is not None:
@@ -274,11 +276,13 @@ class Head:
                 if client is self.turns.client:
                     self.engine.reader.handle([(client, client.go_on())])
 
-    def _cancel_rest(self, held: dict[int, HeldProgress] | None) -> None:
+    def _cancel_rest(self, held: dict[int, HeldProgress] | None, ranks: dict[int, StartedRank]) -> None:
         """Cancel what nodes have and nobody goes on with: it was cancelled, cannot go on, or another task called it."""
         grace = int(self._config.cancel_grace_s * 10)
         for number, progress in (held or {}).items():
             self._ledger.tell(progress.node, FrameKind.CANCEL, number, lane=grace)
+        for number, rank in ranks.items():  # at once: the gang may start again on the same devices
+            self._ledger.tell(rank.node, FrameKind.CANCEL, number)
 
     def _go_on_after(self, machines: list[Machine], told: list[tuple[Any, ...]], lost: list[int]) -> None:
         """Go on with the calls of an earlier head, which the client has sent again.
@@ -298,10 +302,10 @@ class Head:
         with self._ledger:  # so that no frame of a node is handled before its task is known
             self.engine.use_again(machines, there)
             self.engine.values.find(self._references.blobs)
-            held = held_by_nodes(self._ledger, are_new_ones_empty=True)
+            held, ranks = held_by_nodes(self._ledger, are_new_ones_empty=True), held_ranks(self._ledger)
             gone = frozenset(machine.node for machine in machines) - there
-            take_up_early(self._of_client(), [OpenCall(*fields) for fields in told], held, gone)
-            self._cancel_rest(held)
+            take_up_early(self._of_client(), [OpenCall(*fields) for fields in told], held, ranks, gone)
+            self._cancel_rest(held, ranks)
 
     def _on_up(self, node: int) -> None:
         link = self._ledger.links[node]

@@ -73,6 +73,11 @@ class CallMessage(NamedTuple):
     after_s: float = 0.0
     gang: GangMessage | None = None
 
+    @property
+    def may_go_to(self) -> tuple[int, ...] | None:
+        """Nodes that may run it; None: any."""
+        return self.gang.some_of if self.nodes is None and self.gang is not None else self.nodes
+
 
 class GangMessage(NamedTuple):
     """Fields of a gang beyond those of a call."""

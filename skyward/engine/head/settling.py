@@ -3,6 +3,8 @@
 Frames that the head of a detached pool has handled are in its journal. That of any other pool has no journal, so they
 must have reached its client. A request behind all of them asks for that: its reply proves that the client has them. One
 request at a time speaks for all calls of its time, and a few frames without blobs wait, so it costs next to nothing.
+
+The values of a gang go there at its end. Until then nobody else has those of its ranks.
 """
 
 from __future__ import annotations
@@ -45,10 +47,10 @@ class Settling:
         if not counts:
             return
         with self._ledger:
-            if self._ask is None:
-                self._settle(link, counts)
-                return
             self._handled.setdefault(link, Counter()).update(counts)
+            if self._ask is None:
+                self.settle()
+                return
             self._frames += sum(counts.values())
             if any(frame.kind in _PAYLOADS and has_references(frame.body) for frame in frames):
                 self._frames += _MOST_FRAMES  # the agent holds their files too
@@ -58,23 +60,38 @@ class Settling:
     def settle(self) -> None:
         """Settle the frames that were handled, as soon as the client has them."""
         with self._ledger:
-            if self._is_asking or not self._handled or self._ask is None:
-                return
-            handled, self._handled, self._frames = self._handled, {}, 0
-            self._is_asking = True
-            self._ask().add_done_callback(lambda done: self._answered(handled, done))
+            handled = {} if self._is_asking else self._take()
+            if self._ask is None:
+                self._settle_all(handled)
+            elif handled:
+                self._is_asking = True
+                self._ask().add_done_callback(lambda done: self._answered(handled, done))
+
+    def _take(self) -> dict[NodeLink, Counter[int]]:
+        """Take the numbers that were noted, except those of ranks whose gang is open."""
+        handled, self._handled, self._frames = self._handled, {}, 0
+        ranks = {task.id for gang in self._ledger.gangs.values() for task in gang.tasks.values()} if handled else ()
+        if ranks:
+            for link, counts in list(handled.items()):
+                kept = {task: counts.pop(task) for task in ranks & counts.keys()}
+                if kept:
+                    self._handled[link] = Counter(kept)
+                if not counts:
+                    del handled[link]
+        return handled
 
     def _answered(self, handled: dict[NodeLink, Counter[int]], done: Any) -> None:
         if done.exception() is not None:
             return  # the head ends
         with self._ledger:
-            for link, counts in handled.items():
-                self._settle(link, counts)
+            self._settle_all(handled)
             self._is_asking = False
             if self._frames >= _MOST_FRAMES:
                 self.settle()
 
-    def _settle(self, link: NodeLink, counts: Counter[int]) -> None:
-        for task, count in counts.items():
-            link.send(FrameKind.SETTLED, task, count.to_bytes(4, "little"))
-        self._ledger.dirty.add(link)
+    def _settle_all(self, handled: dict[NodeLink, Counter[int]]) -> None:
+        for link, counts in handled.items():
+            if self._ledger.links.get(link.node) is link:
+                for task, count in counts.items():
+                    link.send(FrameKind.SETTLED, task, count.to_bytes(4, "little"))
+                self._ledger.dirty.add(link)

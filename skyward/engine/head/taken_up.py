@@ -1,8 +1,9 @@
 """Open calls of a head that is gone, as the next one goes on with them; `node.agent.held` has the rules.
 
-A running call goes on. A call that no node has begins: its outcome would be in the journal, or its client would have
-it. The ranks of a gang died with their head, so it begins only if it has retries. If a node is gone too, any call may
-have run there that no other node has. Such a call begins only if it has retries. All others fail.
+A running call goes on, and so does a gang if the nodes have all of its ranks. A call that no node has begins: its
+outcome would be in the journal, or its client would have it. If a node is gone too, any call may have run there that no
+other node has. Such a call begins only if it has retries, and so does a gang of which some ranks are left. All others
+fail.
 
 The next head of a detached pool has the calls from the journal. That of any other pool gets them from its client, whose
 books are as good: agents hold what they have sent until the client has it (`settling`).
@@ -20,6 +21,7 @@ from ...errors import ActorLost, NodeLost, SkywardError
 from ...wire.payloads import Encoded
 from ...wire.tasks import CallKind, TaskHead
 from ..builder import PackedCall
+from ..gang import StartedRank
 from ..ledger import Ledger
 from ..retries import RetriesLeft
 from ..tasks import Loss
@@ -27,6 +29,7 @@ from .client_calls import ClientCalls
 from .kept_calls import CHUNK, KeptCall, KeptOrder
 from .messages import CallMessage, OpenCall, unpack_call
 from .taken_up_actors import held_actors, take_up_actors
+from .taken_up_gangs import is_whole, take_start
 
 
 class HeldProgress(NamedTuple):
@@ -41,7 +44,7 @@ class HeldProgress(NamedTuple):
 
 
 def held_by_nodes(ledger: Ledger, *, are_new_ones_empty: bool = False) -> dict[int, HeldProgress] | None:
-    """Return the tasks that the nodes had from an earlier head; None if a node did not say.
+    """Return the tasks that the nodes had from an earlier head, without ranks; None if a node did not say.
 
     `are_new_ones_empty`: an agent that says nothing has had no head yet.
     """
@@ -49,7 +52,10 @@ def held_by_nodes(ledger: Ledger, *, are_new_ones_empty: bool = False) -> dict[i
     nothing: dict[str, Any] | None = {} if are_new_ones_empty else None
     told = {node: link.facts.pop("held", nothing) for node, link in ledger.links.items()}
     for node, tasks in told.items():
+        ranks = ledger.links[node].facts.get("ranks", {})
         for number, (first, credit, devices) in (tasks or {}).items():
+            if number in ranks:
+                continue
             held[int(number)] = HeldProgress(node, first, credit, None if devices is None else tuple(devices))
     return None if None in told.values() else held
 
@@ -58,6 +64,7 @@ def take_up_early(
     client: ClientCalls,
     told: Iterable[OpenCall],
     held: dict[int, HeldProgress] | None,
+    ranks: dict[int, StartedRank],
     lost: frozenset[int],
 ) -> None:
     """Go on with the calls that the client has sent again, and begin those that it has sent since.
@@ -68,6 +75,7 @@ def take_up_early(
         client: Calls of the client.
         told: How far the former ones were.
         held: Tasks that the nodes have; None: nobody knows. Tasks that go on are taken out.
+        ranks: Ranks that the nodes have. If they go on, they are taken out.
         lost: Nodes that may have had tasks, and are gone.
     """
     early, client.early = client.early or {}, None
@@ -75,7 +83,7 @@ def take_up_early(
     running = [call.number for call in open_calls if not call.is_begun and call.number in (held or {})]
     homes = {actor.number: message.node for actor, message in client.early_actors}
     busy = take_up_actors(client, held_actors(client.engine.ledger), lost)
-    take_up(client, [early.pop(call.number).kept(call) for call in open_calls], held, lost, homes)
+    take_up(client, [early.pop(call.number).kept(call) for call in open_calls], held, ranks, lost, homes)
     for number in busy.intersection(held or ()):  # it is of a task: the actor does not end for that
         del (held or {})[number]
     for number in running:
@@ -91,6 +99,7 @@ def take_up(
     client: ClientCalls,
     calls: Iterable[tuple[KeptCall, KeptOrder | None]],
     held: dict[int, HeldProgress] | None,
+    ranks: dict[int, StartedRank],
     lost: frozenset[int] = frozenset(),
     homes: Mapping[int, int | None] = MappingProxyType({}),
 ) -> None:
@@ -100,6 +109,7 @@ def take_up(
         client: Calls of the client.
         calls: The open ones, with what they need to begin.
         held: Tasks that the nodes have; None: nobody knows. Tasks that go on are taken out.
+        ranks: Ranks that the nodes have. If they go on, they are taken out.
         lost: Nodes that may have had tasks, and are gone.
         homes: Nodes where actors have lived last, as far as the client knows.
     """
@@ -111,22 +121,34 @@ def take_up(
         options: CallOptions = unpack_options(message.options)
         if call.left is not None:
             options, message = call.left.options_of(options), message._replace(after_s=call.left.pause_s)
+        starts = 0 if call.left is None else call.left.starts
+        started = {} if message.gang is None else take_start(ranks, call.number, starts)
+        while starts < max((rank.restart_count for rank in started.values()), default=0):
+            starts += 1  # the word of this restart was lost with its head
+            spent = _with_a_retry_less(message, options)
+            options = options if spent is None else spent.options_of(options)
         packed = PackedCall(message.name, order.function, Encoded(body, order.blobs), options)
+        if message.gang is not None and is_whole(started):
+            client.engine.take_up_gang(client.gang(call.number, message, message.gang, packed), started)
+            continue
+        ranks.update(started)
         progress = None if held is None else held.pop(call.number, None)
-        may_have_run = message.gang is not None or held is None or call.is_in_doubt or call.count > 0
+        may_have_run = bool(started) or held is None or call.is_in_doubt or call.count > 0
         doubtful = lost - call.cleared
         home = homes.get(_actor_of(message))
-        nodes = message.nodes if home is None else (home,)
+        nodes = message.may_go_to if home is None else (home,)
         may_have_run |= bool(doubtful) and (nodes is None or bool(doubtful & set(nodes)))
         if _actor_of(message):
             _take_up_of_actor(client, call, message, packed, progress, may_have_run=may_have_run)
         elif progress is not None:
             _go_on_with(client, call, message, packed, progress)
         elif call.state == "waiting" or not may_have_run:
-            _begin_again(client, call.number, message, packed)
+            _begin_again(client, call.number, message, packed, starts=starts)
         elif (left := _with_a_retry_less(message, options)) is not None:
+            left = left._replace(starts=starts + 1 if message.gang is not None else 0)
             client.retried(call.number, left)
-            _begin_again(client, call.number, message, packed._replace(options=left.options_of(options)))
+            packed = packed._replace(options=left.options_of(options))
+            _begin_again(client, call.number, message, packed, starts=left.starts)
         else:
             _fail(client, call)
 
@@ -159,9 +181,11 @@ def _take_up_of_actor(
         client.outcome(call.number, "error", ActorLost(text, node=None, started=None))
 
 
-def _begin_again(client: ClientCalls, number: int, message: CallMessage, packed: PackedCall) -> None:
+def _begin_again(
+    client: ClientCalls, number: int, message: CallMessage, packed: PackedCall, *, starts: int = 0
+) -> None:
     try:
-        client.begin(number, message, packed)
+        client.begin(number, message, packed, starts=starts)
     except SkywardError as error:
         client.outcome(number, "error", error)
 

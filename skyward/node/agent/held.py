@@ -11,6 +11,7 @@ These rules hold from one head to the next:
 - It tells the next head the number of the first one that it holds of each task, before it sends them again. So the
   head can leave out those that it has: nothing comes twice.
 - It tells all tasks that run, too. A task of the journal that is neither here nor ended never began: it runs once.
+- Frames of ranks are settled when their gang is over: only then its head had written down what came of it.
 - It counts the items that a generator may send. The head knows how many were read, and tells the difference.
 """
 
@@ -20,6 +21,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import field
+from typing import Any
 
 from ...core.records import dataclass
 from ...wire.frames import KEPT, SETTLED_KINDS, Frame, FrameKind
@@ -36,6 +38,8 @@ class _HeldTask:
     credit: int = 0
     """Items that it was allowed to send beyond the first ones."""
     has_ended: bool = False
+    note: tuple[Any, ...] = ()
+    """Facts about the gang of a rank for the next head; see `RankOrder`."""
 
 
 class HeldFrames:
@@ -44,9 +48,10 @@ class HeldFrames:
     def __init__(self) -> None:
         self._tasks: dict[int, _HeldTask] = {}
 
-    def add(self, frame: Frame) -> None:
+    def add(self, frame: Frame, note: tuple[Any, ...] = ()) -> None:
         """Hold a frame of a task. Its descriptor stays the caller's. Raises OSError: there is none left for it."""
         held = self._tasks.setdefault(frame.ident, _HeldTask())
+        held.note = held.note or note
         held.frames.append(frame if frame.fd < 0 else frame._replace(fd=os.dup(frame.fd)))
         held.has_ended |= frame.kind in _FINAL
 
@@ -74,6 +79,11 @@ class HeldFrames:
 
     def __iter__(self) -> Iterator[int]:
         return iter(list(self._tasks))
+
+    @property
+    def ranks(self) -> dict[int, tuple[Any, ...]]:
+        """Notes of the ranks whose frames are held, by task."""
+        return {task: held.note for task, held in self._tasks.items() if held.note}
 
     @property
     def kept(self) -> Counter[bytes]:

@@ -116,16 +116,17 @@ class NodeTasks:
     def hand_over(self, held: HeldFrames, *, keeps_actors: bool) -> dict[str, Any]:
         """Leave the tasks that run here to the next client, and return what it must know.
 
-        Tasks that have not begun are dropped, because that client sends them again. Ranks end, and so do actors if that
-        client does not know them.
+        Tasks that have not begun are dropped, because that client sends them again, and the processes of such ranks
+        end. So do actors if that client does not know them.
 
         Returns:
             As "held" `HeldFrames.progress` and the devices, by task. As "blobs" what `pack_places` makes. As "actors"
-            whether each is made, the tasks that it runs, and its devices, by its number.
+            whether each is made, the tasks that it runs, and its devices, by its number. As "ranks" the notes of those
+            that have begun, by task.
         """
         self.on_client_gone()
         for slot in self._all_slots():
-            if (slot.actor and not keeps_actors) or slot.rank is not None:
+            if (slot.actor and not keeps_actors) or (slot.rank is not None and not (slot.running and slot.note)):
                 for task in slot.running:
                     held.forget(task)
                 self._processes.kill(slot)
@@ -135,7 +136,8 @@ class NodeTasks:
         running = [task for slot in slots for task in slot.running]
         told = {task: (*held.progress(task), self._granted.devices_of(task)) for task in (*running, *held)}
         alive = {actor: (slot.has_returned, [*slot.running], slot.booked) for actor, slot in actors.items()}
-        return {"held": told, "blobs": pack_places(blobs), "actors": alive}
+        ranks = {task: slot.note for slot in self.placing.ranks.values() for task in slot.running if slot.note}
+        return {"held": told, "blobs": pack_places(blobs), "actors": alive, "ranks": {**held.ranks, **ranks}}
 
     def on_settled(self, frame: Frame) -> None:
         if self.held is not None:
@@ -357,9 +359,10 @@ class NodeTasks:
             self.forward(frame)
             return
         held_bytes = 0 if self.client is None else self.client.held_bytes
+        rank = self.placing.ranks.get(frame.ident)
         for passed in self.spool.pass_on(frame, held_bytes):
             try:
-                held.add(passed)
+                held.add(passed, () if rank is None else rank.note)
             except OSError as error:  # no descriptor is left: this client gets it, but no other one could
                 complain(self._config.node, f"agent cannot hold a value for another client: {error.strerror}")
             if self.client is not None:
@@ -412,6 +415,7 @@ class NodeTasks:
         except OSError as error:
             self._failed_ranks[frame.ident] = self._losses.body(None, 1, why=f"{type(error).__name__}: {error}")
             return
+        slot.note = order.note
         self.placing.ranks[frame.ident] = slot
         self._fork(slot, (*order.preload, RANK_PRELOAD), order.launch)
         self._watch.watch(frame.ident, slot, order.tell_stopped_after_s)

@@ -8,7 +8,7 @@ import socket
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...core.records import dataclass
 from ...errors import InternalError
@@ -104,6 +104,8 @@ class SlotProcess:
     is_dead: bool = False
     failure: str = ""
     """Reason why its process could not be started."""
+    note: tuple[Any, ...] = ()
+    """Facts about the gang of a rank for the next head; see `RankOrder`."""
     request: Grant = NO_GRANT
     """Grant of the calls that it was started for; without devices: its number's share of them."""
     renewed_as: Grant | None = None
