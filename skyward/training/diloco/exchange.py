@@ -473,7 +473,6 @@ class DeltaExchange:
         means = DeltaMeans(
             {worker: mapped(file) for worker, file in files.items()},
             {worker: findings[worker].weight for worker in files},
-            {worker: findings[worker].norm for worker in files},
             direction=self._direction(),
         )
         received_in = findings[closed.counted[0]].fragment_round if self._is_async else None
