@@ -60,7 +60,8 @@ class DiLoCoIntegration(IntegrationBase):
     `max_restarts` restarts the call, its server goes on.
 
     When the steps of a run are a multiple of `sync_every`, each worker ends with the global parameters: return them
-    from the function. `save_dir` keeps them in the program too.
+    from the function. `save_dir` keeps them in the program too. If the server cannot save its last state there, the
+    end of the pool raises `CheckpointSaveFailed`.
 
     Outside a pool, and in `.local(...)`, the function is called as it is, and the callback does nothing. Write the
     decorator below `@sky.compute`; it stacks with other integrations and output decorators in any order. The program

@@ -21,7 +21,7 @@ from ..core import interrupts
 from ..core.html import card
 from ..core.signatures import checked_options
 from ..core.user_lines import drop_our_frames
-from ..errors import ArgumentNotPicklable, SkywardError, UsageError
+from ..errors import ArgumentNotPicklable, CheckpointSaveFailed, SkywardError, UsageError
 from ..events import Event
 from ..providers.base import Provider, least_billed_s
 from ..providers.choice import Selection
@@ -32,6 +32,7 @@ from ..values.nodes import Nodes
 from ..values.pinned import refuse_to_keep
 from ..values.ref import Ref
 from ..values.volume import Volume, check_volumes
+from ..wire.task_channel import loss_of
 from .attach_file import adopt
 from .cost import Forecast, forecast
 from .detached_access import DetachedAccess
@@ -523,8 +524,13 @@ class ComputePool(PoolTarget, NodeAccess, DetachedAccess, SharedNames):
 
         Raises:
             TerminateFailed: Machines may still be running. The error has their ids.
+            CheckpointSaveFailed: A server of `sky.integrations.diloco` could not save its last state. The machines are
+                gone. If a `with` block raises, its error has a note of it.
         """
         self._life.close(cancel=cancel)
+        loss = loss_of(self.job_id)
+        if loss is not None:
+            raise loss
 
     def __enter__(self) -> Self:
         if self._life.is_attached:
@@ -539,8 +545,13 @@ class ComputePool(PoolTarget, NodeAccess, DetachedAccess, SharedNames):
             self.close(cancel=True)
             raise
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close(cancel=kind is not None)
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
+        try:
+            self.close(cancel=kind is not None)
+        except CheckpointSaveFailed as loss:
+            if error is None:
+                raise
+            error.add_note(str(loss))
 
     def __repr__(self) -> str:
         state = "open" if self.is_active else "closed"

@@ -323,6 +323,15 @@ name with a slash and more behind it, is passed to its function in a thread. The
 installed packages add to them.
 """
 
+losses: dict[str, Callable[[str], Exception | None]] = {}
+"""Functions of this process by name of a service. Each is asked with the `job_id` of a pool that has ended, and returns
+what its service has lost of it, once; None for nothing."""
+
+
+def loss_of(pool: str) -> Exception | None:
+    """Return what a service has lost of a pool that has ended, which the pool raises; None for nothing."""
+    return next((loss for ask in losses.values() if (loss := ask(pool)) is not None), None)
+
 
 def check_name(name: str) -> str:
     """Return the name of a channel.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -16,9 +18,10 @@ import torch
 
 import skyward as sky
 from skyward import integrations
-from skyward.errors import UsageError
+from skyward.errors import CheckpointSaveFailed, UsageError
 from skyward.training.diloco import DiLoCoWorker
 from skyward.training.diloco.pool_servers import forget
+from skyward.wire.task_channel import losses
 from tests.channels import Relayed
 from tests.few_modules import lean_frameworks
 from tests.training.diloco.runs import TOKEN, make_model, serving, state_of, step, together
@@ -177,6 +180,36 @@ def test_a_server_that_the_program_does_not_know_is_refused(pool: sky.ComputePoo
     forget("elsewhere")
     with pytest.raises(UsageError, match=r"server='elsewhere': the pool's program has no function"):
         sky.compute(function)() >> pool
+
+
+def train_and_lose(folder: str) -> int:
+    """Train one round, and put a file where the folder of the server's saves was."""
+    figures = train()
+    shutil.rmtree(folder)
+    Path(folder).write_text("no folder")
+    return int(figures["diloco/sync_count"])
+
+
+def test_the_end_of_a_pool_raises_for_a_last_state_that_was_not_saved(tmp_path: Path, provider: Relayed) -> None:
+    folder = str(tmp_path / "saves")
+    function = sky.compute(sky.integrations.diloco(sync_every=SYNC_EVERY, save_dir=folder)(train_and_lose))
+    problem = f"save_dir='{folder}': the last state of server '{__name__}.train_and_lose' could not be saved"
+    with lean_frameworks():
+        pool = sky.ComputePool(provider, nodes=1, logs=False).start()
+        assert function(folder) >> pool == STEPS // SYNC_EVERY  # its result is not lost
+        with pytest.raises(CheckpointSaveFailed, match=re.escape(problem)):
+            pool.close()
+        assert not pool.is_active
+        pool.close()  # it is said once
+
+
+def test_the_error_of_a_block_has_a_note_of_what_a_service_of_its_pool_has_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(losses, "skyward.tests", lambda pool: CheckpointSaveFailed(f"lost in {pool}"))
+    with pytest.raises(LookupError) as caught, sky.ComputePool(sky.Local()) as pool:
+        raise LookupError
+    assert caught.value.__notes__ == [f"lost in {pool.job_id}"]
 
 
 def test_an_address_in_a_program_needs_a_task() -> None:

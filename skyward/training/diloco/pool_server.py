@@ -35,13 +35,15 @@ class PoolServer:
     Args:
         settings: Settings of the server, with its number of workers.
         is_over: Called from time to time; True ends the server.
-        ended: Called once nothing of it runs, by its thread.
+        ended: Called once nothing of it runs, by its thread, with the error of the last save, or None.
 
     Raises:
         UsageError: The save is of another model.
     """
 
-    def __init__(self, settings: DiLoCoSettings, *, is_over: Callable[[], bool], ended: Callable[[], None]) -> None:
+    def __init__(
+        self, settings: DiLoCoSettings, *, is_over: Callable[[], bool], ended: Callable[[Exception | None], None]
+    ) -> None:
         self._exchange = open_exchange(settings)
         # Workers of an earlier call are not here, and none of this one waits for them.
         for entry in self._exchange.status()["workers"]:
@@ -104,11 +106,12 @@ class PoolServer:
         except Exception:
             _log.exception("the server ended")
         finally:
+            failure = None
             try:
-                end_exchange(self._exchange)
+                failure = end_exchange(self._exchange)
             finally:
                 self._has_ended.set()
-                self._tell_ended()
+                self._tell_ended(failure)
 
     async def _until_stopped(self) -> None:
         while not self._stopping.is_set():

@@ -7,7 +7,7 @@ The settings are the program's own, from its decorator: no node chooses a folder
 is imported with the decorator, so it loads neither torch nor a server's library before there is a request.
 
 A server that ends is known until its last state is written. The next one of its name waits for that, because both may
-save in the same folder.
+save in the same folder. If that state cannot be written, the end of a pool whose calls it served raises the error.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ...errors import MissingDependency, SkywardError
-from ...wire.task_channel import TaskChannel, services
+from ...errors import CheckpointSaveFailed, MissingDependency, SkywardError
+from ...wire.task_channel import TaskChannel, losses, services
 from .pool_transport import CHANNEL, ENDED, refuse
 from .server_settings import DiLoCoSettings
 
@@ -40,6 +40,8 @@ _declared: dict[str, DiLoCoSettings] = {}
 _running: dict[str, SeatedServer] = {}
 _ending: dict[str, SeatedServer] = {}
 """Servers that write their last state."""
+_unsaved: list[tuple[frozenset[str], CheckpointSaveFailed]] = []
+"""Pools that a server has served, and why its last state is not saved."""
 _lock = threading.Lock()
 
 
@@ -47,11 +49,28 @@ def declare(server: str, settings: DiLoCoSettings) -> None:
     """Set the settings of the next server of that name. One that runs keeps its own."""
     _declared[server] = settings
     services.setdefault(CHANNEL, serve)
+    losses.setdefault(CHANNEL, take_unsaved)
 
 
 def forget(server: str) -> None:
     """Forget the settings of a server. One that runs goes on."""
     _declared.pop(server, None)
+
+
+def take_unsaved(pool: str) -> CheckpointSaveFailed | None:
+    """Return why the last state of a server that has served a pool is not saved. It is said once; the log has all."""
+    with _lock:
+        late = [server for server in _ending.values() if server.has_served(pool)]
+    for server in late:
+        try:
+            server.stop(_FORMER_S)
+        except TimeoutError as error:
+            return server.unsaved("is not saved yet", error)
+    with _lock:
+        failures = [entry for entry in _unsaved if pool in entry[0]]
+        for entry in failures:
+            _unsaved.remove(entry)
+    return failures[0][1] if failures else None
 
 
 def serve(channel: TaskChannel) -> None:
@@ -81,6 +100,8 @@ class SeatedServer:
         """Seats that each gang holds."""
         self._to_come: dict[str, int] = {}
         """Ranks of each gang that have not taken their seats yet."""
+        self._pools: set[str] = set()
+        """Pools of all gangs that had seats."""
         self._numbers: dict[str, int] = {}
         """Number of each gang with seats, from 0: the lowest one that is free when it comes."""
         self._left_at: float | None = None
@@ -114,6 +135,7 @@ class SeatedServer:
     def sit(self, gang: str, ranks: int) -> int:
         """Take one of the seats of a gang's ranks, and return the number of the gang."""
         self._is_abandoned = self._is_abandoned and not self.is_left
+        self._pools.add(gang.partition(" ")[0])
         free = min(set(range(len(self._numbers) + 1)) - set(self._numbers.values()))
         self._numbers.setdefault(gang, free)
         self._seats[gang] = self._seats.get(gang, 0) + 1
@@ -155,7 +177,7 @@ class SeatedServer:
                 self._server = PoolServer(
                     settings,
                     is_over=lambda: _drop_given_up(self._name, self),
-                    ended=lambda: _forget_ended(self._name),
+                    ended=self._note_end,
                 )
                 _log.info("server %s runs in this program, for %d workers", self._name, settings.num_workers)
             return self._server
@@ -181,6 +203,26 @@ class SeatedServer:
                     f"server={self._name!r}: still writes its last state after {timeout_s:g} s; check the disk of "
                     f"save_dir={self._settings.save_dir!r}"
                 )
+
+    def has_served(self, pool: str) -> bool:
+        """Return whether a call of a pool, by its `job_id`, has held a seat."""
+        return pool in self._pools
+
+    def unsaved(self, problem: str, failure: Exception) -> CheckpointSaveFailed:
+        """Return the error of a last state that is not saved."""
+        error = CheckpointSaveFailed(
+            f"save_dir={self._settings.save_dir!r}: the last state of server {self._name!r} {problem}: {failure}; "
+            "check the disk and its space"
+        )
+        error.__cause__ = failure
+        return error
+
+    def _note_end(self, failure: Exception | None) -> None:
+        """Keep a failure of the last save for the end of a pool."""
+        if failure is not None:
+            with _lock:
+                _unsaved.append((frozenset(self._pools), self.unsaved("could not be saved", failure)))
+        _forget_ended(self._name)
 
     def _stop_former(self, timeout_s: float) -> None:
         if self._former is not None:
