@@ -64,7 +64,7 @@ class Actors:
         self._dispatcher = dispatcher
         self._builder = builder
         self._kept = kept
-        self._ends: dict[int, _End] = {}
+        self._ends: dict[int, ActorEnd] = {}
         """Ends of actors that the program may still call."""
         self._leaving: dict[int, LiveActor] = {}
         """Ended actors whose resources stay booked until their process is gone."""
@@ -102,7 +102,7 @@ class Actors:
             if actor is None or (actor.is_closing and not cancel):
                 return
             actor.is_closing = True
-            end = _End(f"{actor.name!r}: was closed; make another one", "it was closed", actor.node)
+            end = ActorEnd(f"{actor.name!r}: was closed; make another one", "it was closed", actor.node)
             if cancel or actor.node is None:
                 self._end(actor, end)
                 return
@@ -243,11 +243,13 @@ class Actors:
         else:
             self._ledger.tell(node, FrameKind.END_ACTOR, actor.number)
 
-    def lose(self, actor: LiveActor, loss: Loss) -> None:
-        """Restart an actor whose process was lost with an earlier head, or give it up."""
+    def lose(self, actor: LiveActor, loss: Loss) -> ActorEnd:
+        """Restart an actor whose process was lost with an earlier head, or give it up. Return how it was lost."""
         actor.tell = self._ledger.tell
         self._ledger.actors[actor.number] = actor
+        end = self._end_of(actor, loss)
         self._again(actor, loss)
+        return end
 
     # Life -----------------------------------------------------------------------------------------------------------
 
@@ -280,7 +282,7 @@ class Actors:
         text = f"{actor.name!r}: {action.why}"
         error = UsageError(text)  # words: ok, schedule/reasons.py says what to do
         self._ledger.after.append(lambda: actor.made.settle_error(error))
-        self._end(actor, _End(text, action.why, None))
+        self._end(actor, ActorEnd(text, action.why, None))
 
     def _begin(self, actor: LiveActor, node: int) -> None:
         """Start the process of an actor, and make the object there."""
@@ -383,7 +385,7 @@ class Actors:
         known = self._ledger.scheduler.demand(self._ledger.resting).known
         return any(node not in self._kept if actor.nodes is None else node in actor.nodes for node in known)
 
-    def _end(self, actor: LiveActor, end: _End, failure: BaseException | TaskFailure | None = None) -> None:
+    def _end(self, actor: LiveActor, end: ActorEnd, failure: BaseException | TaskFailure | None = None) -> None:
         """Forget an actor, end its process, and fail the calls that it still has."""
         if self._ledger.actors.get(actor.number) is not actor:
             return
@@ -435,7 +437,7 @@ class Actors:
         actor.on_line = 0
         self._lines.drop(actor)
 
-    def _end_of(self, actor: LiveActor, loss: Loss) -> _End:
+    def _end_of(self, actor: LiveActor, loss: Loss) -> ActorEnd:
         if not loss.is_node:
             reason = f"its process {death_of(loss)}"
         else:
@@ -443,7 +445,7 @@ class Actors:
         return _end(actor, reason, loss.node)
 
 
-class _End(NamedTuple):
+class ActorEnd(NamedTuple):
     """End of an actor, in words. Each call gets an error of its own, because raising one adds to its traceback."""
 
     text: str
@@ -458,16 +460,16 @@ class _End(NamedTuple):
         return error
 
 
-_FORGOTTEN = _End(
+_FORGOTTEN = ActorEnd(
     "actor: is gone, because the program holds no handle of it; keep a handle, or give the actor a name",
     "no handle of it was left",
     None,
 )
 
 
-def _end(actor: LiveActor, reason: str, node: int | None) -> _End:
+def _end(actor: LiveActor, reason: str, node: int | None) -> ActorEnd:
     count = actor.max_restarts
     advice = f"raise max_restarts={count}, or make another" if count else "set max_restarts=1 or more to restart it"
     if actor.restarts_left:
         advice = "it is restarted; call it again if the call may run twice"
-    return _End(f"{actor.name!r} on node {node}: {reason}; {advice}", reason, node)
+    return ActorEnd(f"{actor.name!r} on node {node}: {reason}; {advice}", reason, node)

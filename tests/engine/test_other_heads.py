@@ -344,9 +344,10 @@ def test_calls_of_a_node_that_is_lost_with_the_head_are_in_doubt(tmp_path: Path)
         kill_head(*others, with_process=pool.agent_pids()[0])
         with pytest.raises(NodeLost, match="may have begun"):
             lost.result(_LIMIT_S)
-        for future in calling[1:]:
-            with pytest.raises(ActorLost):
+        for future, advice in zip(calling[1:], ("set max_restarts=1", "it is restarted"), strict=True):
+            with pytest.raises(ActorLost, match=f"on node 0: its node was lost; {advice}") as raised:
                 future.result(_LIMIT_S)
+            assert (raised.value.node, raised.value.started) == (0, None), "as without a head"
         appear(tmp_path / "go")
         assert [calling[0].result(_LIMIT_S), there.more() >> pool, back.more() >> pool] == [2, 3, 1]
         with pytest.raises(ActorLost):

@@ -20,6 +20,7 @@ from ...calls.options import CallOptions
 from ...errors import ActorLost, NodeLost, SkywardError
 from ...wire.payloads import Encoded
 from ...wire.tasks import CallKind, TaskHead
+from ..actors import ActorEnd
 from ..builder import PackedCall
 from ..gang import StartedRank
 from ..ledger import Ledger
@@ -28,7 +29,7 @@ from ..tasks import Loss
 from .client_calls import ClientCalls
 from .kept_calls import CHUNK, KeptCall, KeptOrder
 from .messages import CallMessage, OpenCall, unpack_call
-from .taken_up_actors import held_actors, take_up_actors
+from .taken_up_actors import NO_ACTORS, TakenActors, held_actors, take_up_actors
 from .taken_up_gangs import is_whole, take_start
 
 
@@ -82,9 +83,9 @@ def take_up_early(
     open_calls = [call for call in told if call.number in early]
     running = [call.number for call in open_calls if not call.is_begun and call.number in (held or {})]
     homes = {actor.number: message.node for actor, message in client.early_actors}
-    busy = take_up_actors(client, held_actors(client.engine.ledger), lost)
-    take_up(client, [early.pop(call.number).kept(call) for call in open_calls], held, ranks, lost, homes)
-    for number in busy.intersection(held or ()):  # it is of a task: the actor does not end for that
+    actors = take_up_actors(client, held_actors(client.engine.ledger), lost)
+    take_up(client, [early.pop(call.number).kept(call) for call in open_calls], held, ranks, lost, homes, actors)
+    for number in actors.running.intersection(held or ()):  # it is of a task: the actor does not end for that
         del (held or {})[number]
     for number in running:
         client.sent(number)
@@ -102,6 +103,7 @@ def take_up(
     ranks: dict[int, StartedRank],
     lost: frozenset[int] = frozenset(),
     homes: Mapping[int, int | None] = MappingProxyType({}),
+    actors: TakenActors = NO_ACTORS,
 ) -> None:
     """Go on with the open calls of a killed head. Needs the ledger's lock.
 
@@ -112,6 +114,7 @@ def take_up(
         ranks: Ranks that the nodes have. If they go on, they are taken out.
         lost: Nodes that may have had tasks, and are gone.
         homes: Nodes where actors have lived last, as far as the client knows.
+        actors: Actors as they go on.
     """
     for call, order in calls:
         if order is None or call.is_torn:
@@ -139,7 +142,8 @@ def take_up(
         nodes = message.may_go_to if home is None else (home,)
         may_have_run |= bool(doubtful) and (nodes is None or bool(doubtful & set(nodes)))
         if _actor_of(message):
-            _take_up_of_actor(client, call, message, packed, progress, may_have_run=may_have_run)
+            end = actors.ends.get(_actor_of(message))
+            _take_up_of_actor(client, call, message, packed, progress, end, may_have_run=may_have_run)
         elif progress is not None:
             _go_on_with(client, call, message, packed, progress)
         elif call.state == "waiting" or not may_have_run:
@@ -165,10 +169,14 @@ def _take_up_of_actor(
     message: CallMessage,
     packed: PackedCall,
     progress: HeldProgress | None,
+    end: ActorEnd | None,
     *,
     may_have_run: bool,
 ) -> None:
-    """Go on with a call of an actor, which never runs twice, or let it wait for its actor."""
+    """Go on with a call of an actor, which never runs twice, or let it wait for its actor.
+
+    `end`: how the actor has lost its process with the head; None: it has not.
+    """
     actor = client.engine.ledger.actors.get(_actor_of(message))
     if progress is not None and actor is not None and actor.is_made and actor.node == progress.node:
         _go_on_with(client, call, message, packed, progress)
@@ -176,6 +184,8 @@ def _take_up_of_actor(
         _begin_again(client, call.number, message, packed)
     elif call.form == CHUNK:
         _fail(client, call)
+    elif end is not None:
+        client.outcome(call.number, "error", end.error(started=None))
     else:
         text = f"{call.name!r}: may have begun in a process that is gone; call again if it may run twice"
         client.outcome(call.number, "error", ActorLost(text, node=None, started=None))

@@ -11,6 +11,7 @@ import signal
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...wire.frames import FrameKind
+from ..actors import ActorEnd
 from ..ledger import Ledger
 from ..live_actor import LiveActor
 from ..tasks import Loss
@@ -39,18 +40,27 @@ def held_actors(ledger: Ledger) -> dict[int, HeldActor]:
     return held
 
 
-def take_up_actors(client: ClientCalls, held: dict[int, HeldActor], lost: frozenset[int]) -> frozenset[int]:
+class TakenActors(NamedTuple):
+    """Actors as they go on."""
+
+    running: frozenset[int]
+    """Tasks that they run."""
+    ends: dict[int, ActorEnd]
+    """End of each process that is lost, by the number of its actor."""
+
+
+NO_ACTORS = TakenActors(frozenset(), {})
+
+
+def take_up_actors(client: ClientCalls, held: dict[int, HeldActor], lost: frozenset[int]) -> TakenActors:
     """Go on with the actors that the client has sent again. Needs the ledger's lock.
 
     Args:
         client: Calls of the client.
         held: Actors that the nodes have. All others than those of the client end.
         lost: Nodes that may have had actors, and are gone.
-
-    Returns:
-        Tasks that actors run.
     """
-    engine, running = client.engine, set[int]()
+    engine, running, ends = client.engine, set[int](), dict[int, ActorEnd]()
     early, client.early_actors = client.early_actors, []
     for actor, message in early:
         there = held.get(actor.number)
@@ -64,12 +74,12 @@ def take_up_actors(client: ClientCalls, held: dict[int, HeldActor], lost: frozen
             loss = Loss(
                 node=message.node or 0, started=None, is_node=is_node, signal=None if is_node else signal.SIGKILL
             )
-            engine.actors.lose(actor, loss)
+            ends[actor.number] = engine.actors.lose(actor, loss)
         else:
             engine.actors.start(actor)
     for number, rest in held.items():
         engine.ledger.tell(rest.node, FrameKind.END_ACTOR, number)
-    return frozenset(running)
+    return TakenActors(frozenset(running), ends)
 
 
 def _had_process(actor: LiveActor, message: ActorMessage, lost: frozenset[int]) -> bool:
