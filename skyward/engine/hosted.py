@@ -282,7 +282,7 @@ class HostedEngine:
         ledger = self.ledger
 
         def is_idle() -> bool:
-            return not ledger.is_open or not (ledger.tasks or ledger.gangs)
+            return not ledger.is_open or not (ledger.arrivals or ledger.tasks or ledger.gangs)
 
         with ledger.idle:
             if timeout_s is None:

@@ -84,6 +84,7 @@ class HostedCalls:
         self._ledger = ledger
         self._requests = requests
         self._is_detached = is_detached
+        ledger.take_in = self._take_in
         self._progress: dict[int, _Progress] = {}
         """Progress of each open call."""
         self._permitted = 0
@@ -95,6 +96,22 @@ class HostedCalls:
     # To the head ------------------------------------------------------------------------------------------------------
 
     def submit(self, task: Task, nodes: tuple[int, ...] | None, after_s: float) -> None:
+        if nodes is None and not (after_s or task.actor) and self._ledger.leave(task):
+            return
+        with self._ledger:
+            self._ledger.require_open()
+            self._submit(task, nodes, after_s)
+
+    def _take_in(self, task: Task) -> None:
+        """Send a task that was left to this block, whose caller has its future already."""
+        try:
+            self._ledger.require_open()
+            self._submit(task, None, 0.0)
+        except Exception as error:  # the pool was closed meanwhile
+            self._ledger.tasks.pop(task.id, None)
+            self._ledger.after.append(partial(task.on_failed, error))
+
+    def _submit(self, task: Task, nodes: tuple[int, ...] | None, after_s: float) -> None:
         message = CallMessage(
             name=task.name,
             function=task.function.digest,
@@ -109,10 +126,8 @@ class HostedCalls:
             in_bulk=task.in_bulk,
             after_s=after_s,
         )
-        with self._ledger:
-            self._ledger.require_open()
-            self._ledger.tasks[task.id] = task
-            self._begin(task, message)
+        self._ledger.tasks[task.id] = task
+        self._begin(task, message)
 
     def submit_gang(self, gang: Gang) -> None:
         more = GangMessage(LaunchFacts.of(gang.launch), gang.launch_bytes, gang.some_of, gang.ranks_per_node)

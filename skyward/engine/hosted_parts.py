@@ -24,7 +24,7 @@ from .builder import PackedCall
 from .head.messages import ActorMessage
 from .head.requests import Requests
 from .head_link import HeadLink
-from .ledger import Ledger
+from .ledger import MANY_OPEN, Ledger
 from .link import NodeLink, resources_of
 from .live_actor import LiveActor
 from .nodes import supply_of
@@ -63,6 +63,8 @@ class HostedNodes:
             scheduler.node_lost(node, will_return=True)
         for node in [node for node, facts in self._facts.items() if before.get(node) != facts]:
             scheduler.node_up(node, told[node]["slots"], supply_of(self._resources[node]))
+        # From then on most others only wait behind those that have a slot, or are the next to get one.
+        self._ledger.many = max(MANY_OPEN, 2 * sum(node["slots"] for node in told.values()))
 
     @property
     def round_trip_s(self) -> float:

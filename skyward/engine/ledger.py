@@ -42,6 +42,8 @@ _LONGEST_WAIT_S = 3600.0
 """Longest timeout for a selector, which refuses to wait for weeks. One wake-up per hour costs nothing."""
 _MOST_LEFT = 256
 """Most tasks that wait for the I/O thread, which may have to wait for the interpreter: a few milliseconds of work."""
+MANY_OPEN = 64
+"""Fewest open tasks from which another may wait for the I/O thread, so that it goes together with others."""
 
 
 class Ledger:
@@ -54,6 +56,10 @@ class Ledger:
     is_behind = False
     """Whether the I/O thread has found many channels ready, and has not yet found none. Set by that thread, which opens
     a block after it has cleared this."""
+    many = MANY_OPEN
+    """Number of open tasks from which others may be left to the I/O thread."""
+    _has_called = False
+    """Whether that thread was woken for such tasks, and has not looked since."""
 
     def __init__(self, scheduler: Scheduler, numbers: Iterator[int] | None = None) -> None:
         self.lock = threading.RLock()
@@ -147,6 +153,33 @@ class Ledger:
             with self:
                 pass
         return True
+
+    def leave(self, task: Task) -> bool:
+        """Leave a task to the I/O thread if many are open, so that one write carries several. Call it without the lock.
+
+        For an engine that does not know whether tasks wait; see `arrive`. So the I/O thread is woken, once for all that
+        come until it has the interpreter: a few milliseconds.
+
+        Returns:
+            Whether the task was left. False: submit it.
+        """
+        if len(self.tasks) < self.many or not self.is_open:
+            return False
+        self.arrivals.append(task)
+        if len(self.arrivals) >= _MOST_LEFT or not self.is_open:
+            with self:
+                pass
+        elif not self._has_called:
+            self._has_called = True
+            self.watcher.wake()
+        return True
+
+    def take_in_left(self) -> None:
+        """Take in the tasks that were left. For the I/O thread, without the lock."""
+        self._has_called = False  # first, even if another thread has taken them: each later one wakes again
+        if self.arrivals:
+            with self:
+                pass
 
     def _take_in_all(self) -> None:
         arrivals, take_in = self.arrivals, self.take_in

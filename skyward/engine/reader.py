@@ -144,6 +144,7 @@ class Reader:
         ledger = self._ledger
         while self._soon:
             self._soon.popleft()()
+        ledger.take_in_left()
         readable: list[Readable] = []
         for link, can_read, can_write in self._wait():
             if can_write:

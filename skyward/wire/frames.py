@@ -79,7 +79,7 @@ class FrameKind(IntEnum):
     PART = 33  # S > A > C  results of a part of a chunk
     LOST = 34  # A > C  json: the process died; final
     RECALLED = 35  # A > C  the task never began; final
-    SETTLED = 68  # C > A  u32: number of further frames of the task that are written down; see `agent.held`
+    SETTLED = 68  # C > A  pairs of u64 and u32: a task, and the number of its further frames that are written down
     PORT = 36  # A > C  lane: port
     LOG = 37  # S > A > C  lane: stream; lines of text
     DISPLAY = 30  # S > A > C  a piece of rich output, see `wire.displays`
@@ -144,6 +144,7 @@ SETTLED_KINDS: Final = frozenset(
     (FrameKind.PART, FrameKind.ITEM, FrameKind.RESULT, FrameKind.ERROR, FrameKind.LOST),
 )
 """Kinds of frames that SETTLED counts: those that bring values of a task, and its end."""
+SETTLED_PAIR: Final = struct.Struct("<QI")
 
 UNCOUNTED_KINDS: Final = frozenset(
     (

@@ -77,6 +77,18 @@ class NotedTask(Task):
         self.told.append(("item", received.decode()))
 
 
+def plain_task(number: int, *, timeout_s: float | None = None, **options: Any) -> NotedTask:
+    return NotedTask(
+        id=number,
+        name="work",
+        head=TaskHead(function().digest, Mode.CALL, 0, 0, 0),
+        function=function(),
+        payload=Encoded(b"arguments"),
+        options=CallOptions(**options),
+        timeout_s=timeout_s,
+    )
+
+
 class FarEnd:
     """The other end of one of the client's channels."""
 
@@ -192,16 +204,7 @@ class Parts:
     # Work -----------------------------------------------------------------------------------------------------------
 
     def task(self, **options: Any) -> NotedTask:
-        timeout_s = options.pop("timeout_s", None)
-        return NotedTask(
-            id=next(self.ledger.numbers),
-            name="work",
-            head=TaskHead(function().digest, Mode.CALL, 0, 0, 0),
-            function=function(),
-            payload=Encoded(b"arguments"),
-            options=CallOptions(**options),
-            timeout_s=timeout_s,
-        )
+        return plain_task(next(self.ledger.numbers), **options)
 
     def submit(self, **options: Any) -> NotedTask:
         task = self.task(**options)

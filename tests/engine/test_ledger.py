@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 
 import pytest
 
 from skyward.engine.ledger import Ledger
+from skyward.engine.tasks import Task
 from skyward.errors import PoolClosed
 from skyward.schedule.scheduler import Scheduler
+from tests.engine.parts import plain_task
+
+NUMBERS = itertools.count(10)
 
 
 @pytest.fixture
@@ -82,3 +87,55 @@ def test_a_closed_ledger_takes_no_calls(ledger: Ledger) -> None:
         assert ledger.close_all() == ([], [])
     with pytest.raises(PoolClosed):
         ledger.require_open()
+
+
+class TestTasksThatAreLeft:
+    @pytest.fixture
+    def woken(self, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+        calls: list[bool] = []
+        monkeypatch.setattr(ledger.watcher, "wake", lambda: calls.append(True))
+        return calls
+
+    @pytest.fixture
+    def taken(self, ledger: Ledger) -> list[Task]:
+        tasks: list[Task] = []
+        ledger.take_in = tasks.append
+        ledger.is_open, ledger.many = True, 2
+        ledger.tasks = dict.fromkeys(range(2), plain_task(next(NUMBERS)))
+        return tasks
+
+    def test_the_first_few_open_tasks_are_never_left(self, ledger: Ledger, taken: list[Task]) -> None:
+        ledger.tasks.clear()
+        assert not ledger.leave(plain_task(next(NUMBERS)))
+        assert not ledger.arrivals
+
+    def test_the_io_thread_is_woken_once_for_all_that_come_until_it_looks(
+        self, ledger: Ledger, taken: list[Task], woken: list[bool]
+    ) -> None:
+        tasks = [plain_task(next(NUMBERS)) for _ in range(3)]
+        assert all(map(ledger.leave, tasks))
+        assert (woken, taken) == ([True], [])
+        ledger.take_in_left()
+        assert taken == tasks
+
+    def test_a_task_wakes_it_again_even_if_another_thread_took_those_before(
+        self, ledger: Ledger, taken: list[Task], woken: list[bool]
+    ) -> None:
+        ledger.leave(plain_task(next(NUMBERS)))
+        with ledger:
+            pass
+        ledger.take_in_left()
+        ledger.leave(plain_task(next(NUMBERS)))
+        assert (len(taken), len(woken)) == (1, 2)
+
+    def test_there_are_never_more_than_a_block_takes_in_quickly(
+        self, ledger: Ledger, taken: list[Task], woken: list[bool]
+    ) -> None:
+        for _ in range(1000):
+            ledger.leave(plain_task(next(NUMBERS)))
+            assert len(ledger.arrivals) < 256
+
+    def test_a_closed_ledger_leaves_none(self, ledger: Ledger, taken: list[Task]) -> None:
+        with ledger:
+            ledger.close_all()
+        assert not ledger.leave(plain_task(next(NUMBERS)))

@@ -570,9 +570,9 @@ class ClientCalls:
     # To the client --------------------------------------------------------------------------------------------------
 
     def sent(self, number: int) -> None:
-        with self.engine.ledger:
-            if self.kept is None or self.kept.passes(number, KeptFrame(FrameKind.SENT)):
-                self.link.tell(FrameKind.SENT, number)
+        """Tell the client that a call was sent to a node. Needs the ledger's lock."""
+        if self.kept is None or self.kept.passes(number, KeptFrame(FrameKind.SENT)):
+            self.link.tell(FrameKind.SENT, number)
 
     def retried(self, number: int, left: RetriesLeft) -> None:
         """Note the retries that are left to a call, so that the next head does not begin to count again."""
@@ -596,8 +596,9 @@ class ClientCalls:
     ) -> None:
         """Send a frame of a call, and keep it if another client may want it. Raises OSError."""
         with self.engine.ledger:
-            frame = KeptFrame(kind, body, blobs, lane, flags, is_last)
-            if self.kept is None or self.kept.passes(number, frame, has_failed=has_failed):
+            if self.kept is None or self.kept.passes(
+                number, KeptFrame(kind, body, blobs, lane, flags, is_last), has_failed=has_failed
+            ):
                 self.link.tell_of_task(kind, number, body, blobs, lane=lane, flags=flags, is_last=is_last)
 
     def value(self, kind: int, number: int, received: Received, *, lane: int = 0, is_last: bool = False) -> None:

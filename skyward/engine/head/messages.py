@@ -6,6 +6,7 @@ number, in the client, on the head and on its node. Those of the client are even
 
 from __future__ import annotations
 
+import functools
 import struct
 from dataclasses import field
 from typing import Any, NamedTuple
@@ -15,6 +16,10 @@ from ...values.launch_facts import LaunchFacts
 from .plain import dump_plain, load_plain
 
 _LENGTH = struct.Struct("<I")
+_KNOWN = 256
+"""Messages to remember. Most calls differ only in their arguments."""
+_SHORT = 4096
+"""Most bytes of a message that is remembered."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,13 +131,29 @@ class ActorMessage(NamedTuple):
 
 
 def pack_call(message: CallMessage, payload: bytes) -> bytes:
-    data = dump_plain(tuple(message) if message.gang is None else (*message[:-1], tuple(message.gang)))
-    return _LENGTH.pack(len(data)) + data + payload
+    if message.gang is None:
+        return _packed(message) + payload
+    return _with_length(dump_plain((*message[:-1], tuple(message.gang)))) + payload
 
 
 def unpack_call(body: bytes) -> tuple[CallMessage, bytes]:
     """Return a message and the payload behind it."""
     end = _LENGTH.size + _LENGTH.unpack_from(body)[0]
-    *parts, gang = load_plain(body[_LENGTH.size : end])
+    unpack = _unpacked if end <= _SHORT else _unpacked.__wrapped__
+    return unpack(body[_LENGTH.size : end]), body[end:]
+
+
+@functools.lru_cache(maxsize=_KNOWN)
+def _packed(message: CallMessage) -> bytes:
+    return _with_length(dump_plain(tuple(message)))
+
+
+def _with_length(data: bytes) -> bytes:
+    return _LENGTH.pack(len(data)) + data
+
+
+@functools.lru_cache(maxsize=_KNOWN)
+def _unpacked(data: bytes) -> CallMessage:
+    *parts, gang = load_plain(data)
     parts.append(None if gang is None else GangMessage(*gang))
-    return CallMessage(*parts), body[end:]
+    return CallMessage(*parts)

@@ -11,16 +11,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import starmap
 from typing import Any
 
 from ...calls.futures import Future
-from ...wire.frames import SETTLED_KINDS, Frame, FrameKind
+from ...wire.frames import INLINE_LIMIT, SETTLED_KINDS, SETTLED_PAIR, Frame, FrameKind
 from ...wire.tasks import has_references
 from ..ledger import Ledger
 from ..link import NodeLink
 
 _MOST_FRAMES = 64
 """Frames that wait for the next `settle` at most."""
+_PAIRS_SIZE = INLINE_LIMIT // SETTLED_PAIR.size * SETTLED_PAIR.size
+"""Most bytes of one frame."""
 _PAYLOADS = frozenset((FrameKind.PART, FrameKind.ITEM, FrameKind.RESULT))
 
 
@@ -92,6 +95,7 @@ class Settling:
     def _settle_all(self, handled: dict[NodeLink, Counter[int]]) -> None:
         for link, counts in handled.items():
             if self._ledger.links.get(link.node) is link:
-                for task, count in counts.items():
-                    link.send(FrameKind.SETTLED, task, count.to_bytes(4, "little"))
+                pairs = b"".join(starmap(SETTLED_PAIR.pack, counts.items()))
+                for at in range(0, len(pairs), _PAIRS_SIZE):
+                    link.send(FrameKind.SETTLED, body=pairs[at : at + _PAIRS_SIZE])
                 self._ledger.dirty.add(link)

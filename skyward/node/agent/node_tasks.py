@@ -19,7 +19,7 @@ from ...errors import InternalError
 from ...values.devices import NO_GRANT, Grant
 from ...wire.blobs import pack_places
 from ...wire.failures import encode_failure
-from ...wire.frames import HAS_FD, KEPT, QUIET, Frame, FrameKind
+from ...wire.frames import HAS_FD, KEPT, QUIET, SETTLED_PAIR, Frame, FrameKind
 from ...wire.tasks import TASK_KIND_AT, ActorOrder, CallKind, NodeConfig, RankOrder, elapsed_ns, unpack_task
 from ..slot.link import blob_body
 from .blobs import NodeBlobs
@@ -141,7 +141,8 @@ class NodeTasks:
 
     def on_settled(self, frame: Frame) -> None:
         if self.held is not None:
-            self.held.settle(frame.ident, int.from_bytes(frame.body, "little"))
+            for task, count in SETTLED_PAIR.iter_unpack(frame.body):
+                self.held.settle(task, count)
 
     def on_credit(self, frame: Frame) -> None:
         if self.held is not None and frame.ident in self.placing.by_task:
