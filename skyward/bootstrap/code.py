@@ -6,12 +6,14 @@ import functools
 import gzip
 import hashlib
 import io
+import json
 import os
 import stat
 import sys
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..core.user_lines import warn_user
 from ..errors import UsageError
@@ -47,6 +49,19 @@ class Code:
     cwd: str
     left_out: tuple[str, ...]
     """Files in packages that are too large to be sent without an include."""
+
+    def to_bytes(self) -> bytes:
+        """Return the code as bytes, for `from_bytes` of another process on this machine."""
+        facts = {name: getattr(self, name) for name in ("name", "objects", "path", "cwd", "left_out")}
+        return json.dumps(facts).encode() + b"\n" + self.archive
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Code:
+        """Return the code of which `to_bytes` made these bytes."""
+        head, _, archive = data.partition(b"\n")
+        facts: dict[str, Any] = json.loads(head)
+        facts |= {name: tuple(facts[name]) for name in ("path", "left_out")}
+        return cls(archive=archive, sources={}, **facts)
 
     @functools.cached_property
     def compressed(self) -> bytes:

@@ -105,6 +105,8 @@ class HostedEngine:
         self._config = config
         self._attaches = attaches
         self._takes_over = takes_over
+        self._replaces = not attaches
+        """Whether this client replaces lost nodes."""
         self._on_left, self._on_lost = left, lost
         self._command: HeadCommand = tuple
         """Command that reaches the head."""
@@ -248,7 +250,7 @@ class HostedEngine:
     def _dialler(self, *, continues: bool = False) -> Dialler:
         """Return a dialler of the head. `continues`: it goes on with the session of a killed one."""
         more: dict[str, Any] = {"host": socket.gethostname(), "program": os.path.basename(next(iter(sys.argv), ""))}
-        more |= {"token": self._token, "replaces": not self._attaches}
+        more |= {"token": self._token, "replaces": self._replaces}
         if continues:
             more["continues"] = True
         elif self._attaches:
@@ -456,9 +458,22 @@ class HostedEngine:
         """Let a detached pool go on without a client for at most this long from now."""
         self.requests.ask("limit", seconds)
 
+    def blueprint(self) -> tuple[bytes, tuple[str, ...]]:
+        """Return what it takes to build a node of a detached pool, and the values of its secrets; else nothing."""
+        try:
+            data, secrets = self.requests.ask("blueprint", timeout_s=_ASK_S)
+        except KeyError:  # the head of an older version
+            return b"", ()
+        return data, secrets
+
+    def replace_lost(self) -> None:
+        """Replace the nodes that a detached pool has lost, and those that it loses, as the client that opened it."""
+        self._replaces = True
+        self.requests.tell("replace_lost")
+
     def _on_facts(self, message: bytes) -> None:
         self.nodes.on_facts(message)
-        if self._attaches:  # it replaces none
+        if not self._replaces:
             for node in set(self.ledger.machines) - set(self.nodes.agent_pids()):
                 del self.ledger.machines[node]
 
@@ -547,6 +562,8 @@ class HostedEngine:
         self.nodes.tell_again()
         if self._is_heard:
             self.tell_tasks(True)
+        if self._replaces and self._attaches:
+            self.replace_lost()
 
 
 def _left() -> PoolClosed:

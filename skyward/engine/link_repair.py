@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ..errors import InternalError, NodeError, SkywardError, Unreachable
 from ..values.machine import PREEMPTED, Gone, Machine, Machines
@@ -67,6 +67,8 @@ class LinkRepair:
         self._on_lost = on_lost
         self.source: Machines | None = None
         """Source of replacements for lost machines; None: there are none."""
+        self._replacing: set[int] = set()
+        """Nodes for which another machine is looked for."""
         self.may_ask: Callable[[int], bool] = lambda node: True
         """Returns whether the source can replace a node now. That of a detached pool is a client, which may be away."""
 
@@ -187,7 +189,17 @@ class LinkRepair:
             self._ledger.scheduler.node_absent(node, machine.slots)
             self._ledger.after.append(lambda: self._begin_to_replace(node))
 
+    def replace_lost(self, nodes: Iterable[int]) -> None:
+        """Replace nodes that were given up, because somebody can now. Needs the ledger's lock."""
+        for node in nodes:
+            machine = self._ledger.machines.get(node)
+            if machine is None or node in self._ledger.links or node in self._replacing or not self.may_ask(node):
+                continue
+            self._ledger.scheduler.node_absent(node, machine.slots)
+            self._begin_to_replace(node)
+
     def _begin_to_replace(self, node: int) -> None:
+        self._replacing.add(node)
         start_thread(
             lambda: self._replace(node),
             name="skyward-replace",
@@ -269,6 +281,7 @@ class LinkRepair:
         except Exception as error:  # calls of the node fail with NodeLost, so the log must say why there is no other
             self._give_up(node, error)
         with self._ledger:
+            self._replacing.discard(node)
             if not self._ledger.is_open:
                 if link is not None:
                     self._ledger.after.append(link.close)
@@ -287,6 +300,7 @@ class LinkRepair:
         """Give up on a node whose replacement failed unexpectedly, so that no call waits for it."""
         self._give_up(node, error)
         with self._ledger:
+            self._replacing.discard(node)
             if self._ledger.is_open:
                 link = self._ledger.links.pop(node, None)
                 if link is not None:

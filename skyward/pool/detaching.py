@@ -77,6 +77,15 @@ class Detachment:
         """Seconds before its end at which the pool warns."""
         return min(_WARNING_S, self.for_s / 2)
 
+    @staticmethod
+    def blueprint(spec: PoolSpec) -> bytes:
+        """Return by what later clients replace nodes; nothing for one node, which is never replaced."""
+        if spec.nodes == 1:
+            return b""
+        from .blueprint import pack_blueprint
+
+        return pack_blueprint(spec)
+
     def begin(self, name: str) -> None:
         """Prepare a start. Raises UsageError if another detached pool has the name."""
         self.leaves = self.was_known  # until it has the pool, this process may end nothing of it
@@ -124,13 +133,11 @@ class Detachment:
         pool: str,
         provider: Provider,
         machines: PoolMachines,
-        image: Image,
+        spec: PoolSpec,
         options: dict[str, Any],
     ) -> None:
         """Record a new pool, which goes on alone once its head reaches all nodes. Raises UsageError."""
         self.leaves = False
-        if self.was_known:
-            return
         source, head = as_detachable(provider), self._head
         assert source is not None
         assert head is not None
@@ -150,14 +157,38 @@ class Detachment:
             machine=source.describe(machine),
             options=options,
             others=tuple(map(source.describe, others)),
-            image=_facts_of(image) if others else {},
+            image=_facts_of(spec.image) if others else {},
             spending=machines.spending,
         )
         detached.record(self.known)
         with self._lock:
             self._machines, self._source = machines, source
+        if others and spec.code is not None:
+            detached.keep_code(self.known, spec.code.to_bytes())
         if self._goes_alone:
             self.go_alone()
+
+    def take_up(self, provider: Provider, machines: PoolMachines, engine: HostedEngine) -> None:
+        """Go on with a pool that another client has left, and replace what it has lost, if its code is here."""
+        self.leaves = False
+        known, source = self.known, as_detachable(provider)
+        assert known is not None
+        assert source is not None
+        if not known.others:
+            return  # the first node is never replaced
+        from .blueprint import unpack_blueprint
+
+        try:
+            machines.rebuild_by(unpack_blueprint(known, *engine.blueprint()))
+        except UsageError as error:
+            lost = {place["node"] for place in known.others} - engine.nodes.agent_pids().keys()
+            if lost:
+                _log.warning("lost nodes %s are not replaced: %s", ", ".join(map(str, sorted(lost))), error)
+            return
+        source.resume(known.pool, [known.machine, *known.others])
+        with self._lock:
+            self._machines, self._source, self._was_let_go = machines, source, True
+        engine.replace_lost()
 
     def go_alone(self) -> None:
         """Let the pool go on when this process dies, because its head reaches all nodes. Idempotent."""
@@ -176,9 +207,11 @@ class Detachment:
         """Let the nodes go on that have been replaced, and record how the next client reaches them."""
         assert self._source is not None
         assert self.known is not None
-        others = list(machines)[1:]
+        others = [machine for machine in machines if machine.node != self.known.machine["node"]]
         if others:  # else the pool is about to end, or this program has left it
-            self.known = replace(self.known, others=tuple(map(self._source.describe, others)))
+            places = {place["node"]: place for place in self.known.others}
+            places |= {machine.node: self._source.describe(machine) for machine in others}
+            self.known = replace(self.known, others=tuple(places[node] for node in sorted(places)))
             detached.record(self.known)
             machines.leave_keeper()
 

@@ -252,6 +252,8 @@ class PoolLife:
     def detach(self, *, limit_s: float = _DETACH_S) -> None:
         """Leave a detached pool once it can go on alone; see `ComputePool.detach`."""
         detachment, engine = self.detached()
+        if self._machines is not None:
+            self._machines.stop_replacing()
         if why := engine.why_needed(limit_s):
             self.detached()  # raises if it ended meanwhile
             raise UsageError(
@@ -474,6 +476,7 @@ class PoolLife:
             warning_s=0.0 if detachment is None else detachment.warning_s,
             attach_key="" if detachment is None else detachment.key,
             lease_file=LEASE_FILE if self.provider.is_rented else "",
+            blueprint=b"" if detachment is None or detachment.was_known else detachment.blueprint(self.spec),
         )
         config, place = head_on(machine, config)
         is_on_ray = self.way in (Way.RAY, Way.RAY_OR_LENT) and machine.login is not None
@@ -518,9 +521,13 @@ class PoolLife:
         if self._ended_by is not None:
             raise self._ended_by
         if self.detachment is not None:
-            if self._known is None and (lasts_s := machines.lasts_alone_s) is not None:
-                cast("HostedEngine", engine).limit(lasts_s)
-            self.detachment.go_on(self.label, self.name, self.provider, machines, self.spec.image, self._options())
+            hosted = cast("HostedEngine", engine)
+            if self._known is not None:
+                self.detachment.take_up(self.provider, machines, hosted)
+            else:
+                if (lasts_s := machines.lasts_alone_s) is not None:
+                    hosted.limit(lasts_s)
+                self.detachment.go_on(self.label, self.name, self.provider, machines, self.spec, self._options())
         devices = {node: [device.id for device in engine.nodes.devices(node)] for node in range(self.spec.nodes)}
         if sharing := sharing_of_pool(devices, self.spec.concurrency, are_threads=self.spec.executor == "thread"):
             warn_user(sharing)

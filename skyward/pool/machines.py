@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import threading
@@ -178,12 +179,23 @@ class PoolMachines:
         if self._rented is not None:  # last: until then, the keeper returns everything that is rented
             _keeper().release(self._pool)
 
+    def rebuild_by(self, spec: PoolSpec) -> None:
+        """Launch replacements by the request of the client that has opened the pool. Call it before any is needed."""
+        self._spec = dataclasses.replace(spec, stop=self._spec.stop)
+
+    def stop_replacing(self) -> None:
+        """End the launches of replacements, because this process leaves the pool. Later ones may begin."""
+        stop, self._spec = self._spec.stop, dataclasses.replace(self._spec, stop=threading.Event())
+        stop.set()
+
     def leave_keeper(self) -> None:
         """Let the keeper watch none of the nodes that are there now."""
         _forget(list(self))
 
     def leave(self) -> None:
-        """Let go of the machines of a detached pool, which go on."""
+        """Let go of the machines of a detached pool, which go on. One that is still launched is ended."""
+        with self._lock:
+            self._is_open = False
         self._take_all()
         _forget(self._left)
         source = as_detachable(self._provider)
@@ -313,14 +325,14 @@ class PoolMachines:
 
     def _launched_patiently(self, nodes: Sequence[int]) -> list[Machine]:
         """Launch machines. Temporary failures are retried as long as machines may take to start."""
-        deadline = time.monotonic() + self._spec.provision_timeout_s
+        deadline, stop = time.monotonic() + self._spec.provision_timeout_s, self._spec.stop
         pause_s, most_s = _LAUNCH_PAUSES_S
         while True:
             try:
                 return self._launched_and_watched(nodes)
             except SkywardError as error:
                 is_over = time.monotonic() + pause_s > deadline
-                if is_over or not self._may_pass(error) or self._spec.stop.wait(pause_s):
+                if is_over or not self._may_pass(error) or stop.wait(pause_s):
                     raise
             pause_s = min(2 * pause_s, most_s)
 

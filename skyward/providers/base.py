@@ -113,6 +113,10 @@ class DetachableProvider(Provider, Protocol):
         """Close the connections of this process to nodes that go on."""
         ...
 
+    def resume(self, pool: str, descriptions: list[dict[str, Any]]) -> None:
+        """Learn where the nodes of a pool are that another process has launched, before `launch` replaces some."""
+        ...
+
 
 def as_detachable(provider: Provider) -> DetachableProvider | None:
     """Return the provider as a `DetachableProvider`, or None if its nodes end with their client."""

@@ -200,6 +200,9 @@ class CloudProvider(abc.ABC):
         """Close the connections of this process to nodes that go on."""
         self.let_go([replace(m, handle=m.handle.inner) for m in machines])
 
+    def resume(self, pool: str, descriptions: list[dict[str, Any]]) -> None:  # noqa: B027  # complete
+        """Do nothing: every node gets a machine of its own."""
+
     def _known_journal(self, identifier: str) -> Journal | None:
         """Return the journal of another process of this user, so that this one can terminate its machines."""
         journal = next((journal for journal in journals() if journal.id == identifier), None)

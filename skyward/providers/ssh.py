@@ -184,6 +184,14 @@ class SSH:
         """Close the connections of this process to nodes that go on."""
         let_go(machines)
 
+    def resume(self, pool: str, descriptions: list[dict[str, Any]]) -> None:
+        """Learn on which hosts the nodes of a pool are that another process has launched."""
+        hosts = [(target.host, target.port, target.user) for target in self.targets]
+        books = _books_of(pool, self.targets)
+        for each in descriptions:
+            target = each["place"]["target"]
+            books.note(each["node"], hosts.index((target["host"], target["port"], target["user"])))
+
     def clear_caches(self) -> dict[str, Cleared | SkywardError]:
         """Remove cached environments and code from the hosts, except those in use.
 
@@ -226,6 +234,11 @@ class _Books:
                     raise NoCapacity(f"ssh: node {node}: no free host is left of {_count(hosts)}; add spare hosts")
                 self._host_of[node] = fit[0]
             return {node: self._host_of[node] for node in tried}
+
+    def note(self, node: int, host: int) -> None:
+        """Note the host of a node, unless this process has moved it."""
+        with self._lock:
+            self._host_of.setdefault(node, host)
 
     def has_spare(self, tried: Mapping[int, set[int]], hosts: int) -> bool:
         """Return whether one of these nodes could move to another host."""

@@ -19,6 +19,7 @@ from ..errors import UsageError
 from .journal import state_folder
 
 _ENDING = ".json"
+_CODE = ".code"
 _KEPT_ENDED = 20
 DOWN = "because of `skyward down`"
 """Reason of an end that a user has asked for."""
@@ -69,13 +70,35 @@ def record(pool: DetachedPool) -> None:
     Raises:
         UsageError: It cannot be written.
     """
-    path = _path(pool.pool)
+    _write(_path(pool.pool), json.dumps(asdict(pool)).encode())
+
+
+def keep_code(pool: DetachedPool, code: bytes) -> None:
+    """Keep the user's code, which another process sends to new nodes, until the end of the pool.
+
+    Raises:
+        UsageError: It cannot be written.
+    """
+    _write(_path(pool.pool, _CODE), code)
+
+
+def code_of(pool: DetachedPool) -> bytes | None:
+    """Return the code that was kept for a pool; None if it is not on this machine."""
+    try:
+        with open(_path(pool.pool, _CODE), "rb") as file:
+            return file.read()
+    except OSError:  # another machine has opened the pool
+        return None
+
+
+def _write(path: str, content: bytes) -> None:
+    """Write a private file. Readers see the old content or the new one."""
     try:
         make_private_folder(os.path.dirname(path))
         fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(fd, "w", encoding="utf-8") as file:
-            json.dump(asdict(pool), file)
-        os.replace(f"{path}.new", path)  # atomic: readers see the old record or the new one
+        with open(fd, "wb") as file:
+            file.write(content)
+        os.replace(f"{path}.new", path)
     except OSError as error:
         raise UsageError(
             f"state folder: {path} cannot be written: {error.strerror}; a detached pool needs it, so check its "
@@ -91,6 +114,8 @@ def end(pool: DetachedPool, why: str, *, at: float = 0.0) -> DetachedPool:
     last = replace(pool, ended_at=at or time.time(), why=why, key="")
     with contextlib.suppress(UsageError):
         record(last)
+    with contextlib.suppress(OSError):  # there is none
+        os.unlink(_path(pool.pool, _CODE))
     ended = [other for other in detached_pools() if other.has_ended]
     for old in sorted(ended, key=lambda other: other.ended_at)[:-_KEPT_ENDED]:
         with contextlib.suppress(OSError):  # another process removed it
@@ -154,5 +179,5 @@ def pool_of(fields: dict[str, Any]) -> DetachedPool:
     return DetachedPool(**fields)
 
 
-def _path(pool: str) -> str:
-    return os.path.join(state_folder(), "detached", pool + _ENDING)
+def _path(pool: str, ending: str = _ENDING) -> str:
+    return os.path.join(state_folder(), "detached", pool + ending)

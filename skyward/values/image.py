@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from ..core.bounds import is_positive
 from ..core.frozenmap import FrozenMap
@@ -18,6 +18,8 @@ from ..errors import UsageError
 from .lock import Lock, read_lock
 from .pip_index import PipIndex
 from .secret import MASK, Secret, masking
+
+V = TypeVar("V")
 
 LONGEST_VARIABLE = 128 * 1024 - 2
 """Most bytes of an environment variable's name and value. Source: MAX_ARG_STRLEN of Linux, minus "=" and NUL."""
@@ -231,6 +233,21 @@ class Image:
     def secret_values(self) -> tuple[str, ...]:
         """Return the image's secrets in clear, for a process that masks them. Raises what `environment` raises."""
         return tuple(secret.reveal() for secret in self._secrets())
+
+    def with_secret_values(self, values: Iterable[str]) -> Image:
+        """Return this image with values for its secrets, which an image that was pickled lacks.
+
+        Args:
+            values: Value of each secret, in the order of `secret_values`.
+        """
+        left = iter(values)
+
+        def fill(value: V) -> V | Secret:
+            return Secret(value.name, value=next(left)) if isinstance(value, Secret) else value
+
+        env = FrozenMap({name: fill(value) for name, value in self.env.items()})
+        indexes = tuple(replace(index, password=fill(index.password)) for index in self.pip_indexes)
+        return replace(self, env=env, pip_indexes=indexes)
 
     def _secrets(self) -> Iterator[Secret]:
         passwords = (index.password for index in self.pip_indexes)

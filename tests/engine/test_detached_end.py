@@ -21,8 +21,9 @@ from skyward.engine.head.messages import HeadConfig
 from skyward.engine.head.place import LocalHead
 from skyward.engine.head.turns import ClientTurns
 from skyward.engine.hosted import HostedEngine
+from skyward.engine.opener import ask_to_end
 from skyward.errors import HeadLost, InternalError
-from skyward.events import DetachmentWarning, Event, NodeLost
+from skyward.events import DetachmentWarning, Event, NodeLost, NodeReplaced
 from skyward.values.machine import Gone, Machine, PoolSpec
 from skyward.wire.frames import PROTOCOL_VERSION
 from tests.waiting import until
@@ -94,6 +95,39 @@ def test_a_client_is_told_once_of_a_node_that_was_lost_before_it_came(tmp_path: 
         provider.terminate([machine])
 
 
+def test_a_client_that_attaches_replaces_a_node_that_was_lost_before_it_came(tmp_path: Path) -> None:
+    provider, spec = sky.Local(lease_s=60.0), PoolSpec(nodes=2)
+    machines = provider.launch(spec, provider.offers(spec), "train-1f2e3d4c", [0, 1], lambda event: None)
+    config = replace(detached(tmp_path), node_folder=machines[0].folder, blueprint=b"of nodes", secrets=("s",))
+    place, source = LocalHead(), _LaunchedMachines(provider)
+    argv = place.start(config)
+    try:
+        first = HostedEngine(config, _Known(argv))
+        first.start(machines, _GoneMachines())
+        os.kill(first.nodes.agent_pids()[1], signal.SIGKILL)
+        until(lambda: look(argv) == (False, True, [1]))
+        first.leave()
+        until(lambda: look(argv) == (False, False, [1]))
+        events: list[Event] = []
+        second = HostedEngine(config, _Known(argv), emit=events.append, attaches=True)
+        second.start(machines, source)
+        assert second.blueprint() == (b"of nodes", ("s",))
+        assert look(argv) == (False, True, [1])
+        assert not source.launched, "only a client that knows how replaces nodes"
+        second.replace_lost()
+        second.replace_lost()  # asked again
+        until(lambda: any(isinstance(event, NodeReplaced) for event in events))
+        assert second.requests.ask("there") == (0, 1)
+        assert [machine.node for machine in source.launched] == [1]
+        assert second.ledger.machines[1] is source.launched[0]
+        second.leave()
+        until(lambda: look(argv) == (False, False, []))
+    finally:
+        place.stop()
+        ask_to_end([*machines, *source.launched], 5.0)
+        provider.terminate([*machines, *source.launched])
+
+
 def test_a_pool_that_is_extended_takes_clients_that_are_one_version_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +192,23 @@ class _GoneMachines:
 
     def why_gone(self, node: int) -> Gone | None:
         return Gone(reason="the instance was terminated")
+
+
+class _LaunchedMachines(_GoneMachines):
+    """Machines of a provider that launches others."""
+
+    def __init__(self, provider: sky.Local) -> None:
+        self._provider = provider
+        self.launched: list[Machine] = []
+
+    def replace(self, node: int) -> Machine | None:
+        spec = PoolSpec(nodes=2)
+        offers = self._provider.offers(spec)
+        self.launched += self._provider.launch(spec, offers, "train-1f2e3d4c", [node], lambda event: None)
+        return self.launched[-1]
+
+    def why_gone(self, node: int) -> Gone | None:
+        return None
 
 
 def attach(config: HeadConfig, argv: tuple[str, ...], events: list[Event], is_enough: Callable[[], bool]) -> None:

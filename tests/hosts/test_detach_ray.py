@@ -32,6 +32,8 @@ LEASE_S = 30.0
 """Lease of the nodes. Only the head renews it while no client is there."""
 GO = "/root/go"
 LEDGER = "/root/ran"
+SECRET = os.urandom(8).hex()
+"""Not in this file, which is part of the user's code."""
 
 PROGRAM = """
 import os, sys, time
@@ -68,7 +70,8 @@ else:
     provider = sky.SSH(hosts=hosts, config_file=config, lease_s=float(lease_s))
     pool = sky.ComputePool(
         provider, nodes=len(hosts), engine="ray", name="train", detached_for_s=float(for_s), concurrency=2, logs=False,
-        image=sky.Image(pip_index_url=index), on_event=events.append,
+        image=sky.Image(pip_index_url=index, env={"MODE": "fast", "TOKEN": sky.Secret("TOKEN")}),
+        on_event=events.append,
     ).start()
 if what == "leave":
     pool.detach()
@@ -124,7 +127,7 @@ class Clients:
             [sys.executable, self.script, what, *here, str(LEASE_S), str(for_s)],
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TOKEN": SECRET},  # this process does not have it
             start_new_session=True,
         )
         self.processes.append(process)
@@ -264,7 +267,7 @@ class TestDetached:
         pool.detach()
         clients.clear()
 
-    def test_a_node_that_is_lost_meanwhile_takes_only_its_calls(
+    def test_a_node_that_is_lost_meanwhile_takes_only_its_calls_and_the_next_program_replaces_it(
         self, clients: Clients, capsys: pytest.CaptureFixture[str]
     ) -> None:
         def run(number: int) -> int:
@@ -282,11 +285,8 @@ class TestDetached:
         kill(hosts[2], "agent")
         clients.go()
         nothing_runs_on(hosts[2:])
-        losses: list[sky.events.Event] = []
-        pool = sky.ComputePool.attach("train", logs=False, on_event=losses.append)
-        until(lambda: any(isinstance(event, sky.events.NodeLost) for event in losses))
-        (lost,) = [event for event in losses if isinstance(event, sky.events.NodeLost)]
-        assert (lost.node, lost.will_be_replaced) == (2, False)
+        events: list[sky.events.Event] = []
+        pool = sky.ComputePool.attach("train", logs=False, on_event=events.append)
         values, errors = [], []
         for future in map(pool.future, pool.calls()):
             try:
@@ -296,9 +296,15 @@ class TestDetached:
         assert sorted(values) == [0, 1]
         assert len(errors) == 2, "the call on that node, and the gang"
         assert all(error.startswith("node 2 was lost") for error in errors)
-        with pytest.raises(NodeLost):
-            sky.compute(run)(5) >> pool.node(2)
-        assert sky.compute(run)(5) >> pool == 5
+        until(lambda: any(isinstance(event, sky.events.NodeReplaced) for event in events), within_s=LIMIT_S)
+        assert {event.node for event in events if isinstance(event, sky.events.NodeLost)} == {2}
+        environment = sky.compute(lambda: (os.environ["MODE"], os.environ["TOKEN"]))
+        assert environment() @ pool == [("fast", SECRET)] * 3
+        state = Path(os.environ["XDG_STATE_HOME"])
+        assert not [path for path in state.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
+        pool.detach()  # the next client knows the new machine
+        pool = sky.ComputePool.attach("train", logs=False)
+        assert sky.compute(run)(5) @ pool == [5] * 3
         pool.detach()
         assert main(["ls", "--local"]) == 0
         assert "3/3" in capsys.readouterr().out

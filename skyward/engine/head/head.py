@@ -454,7 +454,7 @@ class Head:
             self._ledger.after.append(partial(self._ways.lose, event.node, will_return=event.will_be_replaced))
             self._note_lost(event, is_told=not is_kept)
         elif isinstance(event, NodeReplaced):
-            self._note_replaced()
+            self._note_replaced(event.node)
 
     def _may_replace(self, node: int) -> bool:
         """Return whether the client of a detached pool can replace a node now. The one beside the head stays lost."""
@@ -474,10 +474,18 @@ class Head:
         with contextlib.suppress(UsageError):  # the disk is full: the next head finds out itself
             self._note(lost=sorted(lost), losses=losses)
 
-    def _note_replaced(self) -> None:
+    def _note_replaced(self, node: int) -> None:
         """Note the machines, of which one is another now."""
+        lost = [] if self._kept is None else [other for other in self._kept.state.get("lost", ()) if other != node]
         with contextlib.suppress(UsageError):  # the disk is full: to the next head the node is lost
-            self._note(machines=dump_plain(list(self._ledger.machines.values())))
+            self._note(machines=dump_plain(list(self._ledger.machines.values())), lost=lost)
+
+    def _replace_lost(self) -> None:
+        """Let the client replace the nodes that are lost, and those that it sees lost."""
+        with self._ledger:
+            self.turns.replaces = True
+            if self._kept is not None:
+                self.engine.link_repair.replace_lost(self._kept.state.get("lost", ()))
 
     def _tell_losses(self) -> None:
         """Send the client the losses that no client was told of."""
@@ -526,6 +534,8 @@ class Head:
             "resume": lambda positions: self._of_client().resume([CallPosition(*fields) for fields in positions]),
             "extend": self._extend,
             "limit": self._limit,
+            "blueprint": lambda: (self._config.blueprint, self._config.secrets),
+            "replace_lost": self._replace_lost,
             "leave": self.turns.go,
             "ray_there": self._ways.ray_there,
             "ray_runs": lambda companions: self._note(companions=companions),

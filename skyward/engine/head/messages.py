@@ -53,6 +53,9 @@ class HeadConfig:
     """Number of the pool's heads that are gone. The client sends their open calls again; see `taken_up`."""
     lost_things: tuple[tuple[str, str], ...] = ()
     """Kinds and names of the shared state that they had."""
+    blueprint: bytes = field(default=b"", repr=False)
+    """What it takes to build a node of a detached pool, for clients that attach; see `pool.blueprint`. Never written
+    to a file."""
     lease_file: str = ""
     """File on a rented machine: text in it powers the machine off. Empty: the machine goes on after the pool."""
 

@@ -40,7 +40,7 @@ class ClientTurns:
         self.goes_alone = False
         """Whether a detached pool can go on without a client: its head reaches all nodes by itself."""
         self.replaces = False
-        """Whether the present client of a detached pool replaces lost nodes: only the one that opened it can."""
+        """Whether the present client of a detached pool replaces lost nodes: it must know how they are built."""
         self._is_orphan = False
         self._has_left = False
         """Whether the present client has said that it goes."""
