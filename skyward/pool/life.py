@@ -452,7 +452,7 @@ class PoolLife:
             failed=failed if needs_ray else None,
             on_up=_nothing if self.detachment is None else self.detachment.go_alone,
             after_s=self.ray_after_s,
-            is_patient=is_detached,
+            is_detached=is_detached,
         )
 
     def _make_hosted(self, initializer: bytes | None, machine: Machine) -> Engine:

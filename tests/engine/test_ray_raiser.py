@@ -46,6 +46,8 @@ class Login:
         """Number of its preparations."""
         self.starts, self.ends = list[str](), list[str]()
         """Folders in which Ray was started, and those in which it was ended."""
+        self.secrets = list[list[str]]()
+        """Token and certificate of the authority of each start."""
 
     def prepare(self, image: sky.Image, folder: str, *, stop: threading.Event) -> tuple[str, str]:
         self.asked += 1
@@ -62,6 +64,7 @@ class Login:
             self.ends.append(arguments[2])
         else:
             self.starts.append(arguments[0])
+            self.secrets.append(json.loads(options["input"])["secrets"][:2])
             if self.taken:
                 self.taken -= 1
                 return SSHResult(code=1, stdout=b"", stderr=b"it printed: Address already in use")
@@ -202,3 +205,32 @@ def test_starts_that_are_interrupted_have_removed_their_folders_when_the_pool_is
         until(lambda: len(slow.starts) == 2)  # of the next Ray; the first one is interrupted
         end(raiser)
         assert sorted(slow.ends) == sorted(map(os.path.basename, slow.starts))
+
+
+def test_the_next_client_of_a_detached_pool_starts_the_same_ray_on_a_node_that_lacks_it() -> None:
+    first, other = Login(has_room=True), Login(has_room=True)
+    machines = {node: machine(node, login=login) for node, login in enumerate([first, other])}
+    keys, companions = list[Any](), dict[int, Any]()
+
+    def ask(verb: str, *arguments: Any, timeout_s: float | None = None) -> dict[str, Any] | None:
+        if verb == "ray_keys":
+            keys.append(arguments)
+        elif verb == "ray_runs":
+            companions.update(arguments[0])
+        elif verb == "ray_there":
+            return {"address": "127.0.0.1:1", "companions": companions, "carries": False, "keys": keys[0]}
+        return None
+
+    before = RayRaiser(sky.Image(), emit=lambda _: None, is_detached=True)
+    before.begin(machines, 0, ask)
+    until(lambda: keys and len(companions) == 2)
+    before.leave()
+    raiser = RayRaiser(sky.Image(), emit=lambda _: None, is_detached=True)
+    raiser.begin(machines, 0, ask, attaches=True)
+    ask_for_node_1(raiser, lambda: len(other.starts) == 2)
+    raiser.verbs["ray_carries"]([1], [])
+    assert raiser.why_needed(60.0) == ""
+    assert (first.ends, len(first.starts), other.ends) == ([], 1, other.starts[:1]), "Ray goes on elsewhere"
+    assert other.secrets[0] == other.secrets[1] == first.secrets[0]
+    raiser.close()
+    assert (first.ends, other.ends) == (first.starts, other.starts)

@@ -17,7 +17,7 @@ import pytest
 
 import skyward as sky
 from skyward.cli import main
-from skyward.errors import PoolClosed, RefLost, StateLost, UsageError
+from skyward.errors import HeadLost, PoolClosed, RefLost, StateLost, UsageError
 from skyward.state import detached
 from skyward.values.machine import LogLine
 from tests.hosts.bed import ROOT
@@ -298,6 +298,30 @@ def test_calls_outlive_a_head_that_is_killed(client_of: Callable[..., Client]) -
                 use()
         assert pool.map(abs, range(-100, 0)) == list(range(100, 0, -1))
     assert sorted(ledger.read_text().split()) == [str(number) for number in range(8)], "nothing ran twice"
+
+
+def test_calls_of_a_program_know_that_the_head_is_lost_with_its_machine(
+    place: Callable[[int], Place], state: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = place(1)
+    (host,) = here.hosts
+    pool = sky.ComputePool(here.ssh(), name="train", detached_for_s=600.0, image=here.image, logs=False).start()
+    waiting = sky.compute(time.sleep).with_options(retries=3)(600) > pool
+    until(waiting.running)
+    (call,) = pool.calls()
+    host.power_loss(is_silent=False)
+    host.start().wait_ssh()
+    with pytest.raises(
+        HeadLost, match=r"head of the pool: is gone \(.*, and a detached pool ends with it; open the pool"
+    ):
+        waiting.result(60)
+    for use in (lambda: pool.future(call), pool.calls, lambda: sky.compute(abs)(-1) >> pool, pool.detach):
+        with pytest.raises(HeadLost):
+            use()
+    pool.close()
+    assert main(["ps", "train"]) == 1
+    assert "because its head was lost (" in capsys.readouterr().err
+    nothing_runs_on([host])
 
 
 def test_full_disks_refuse_new_calls_and_lose_none(place: Callable[[int], Place], state: None) -> None:

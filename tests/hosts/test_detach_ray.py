@@ -19,7 +19,7 @@ from skyward.cli import main
 from skyward.errors import NodeLost, UsageError
 from skyward.state import detached
 from tests.hosts.bed import ROOT, Bed
-from tests.hosts.faults import Place, gang_of, kill, kill_head, nothing_runs_on, ray_processes
+from tests.hosts.faults import EPSILON_S, Place, gang_of, kill, kill_head, nothing_runs_on, ray_processes
 from tests.hosts.host import Host
 from tests.hosts.index import PackageIndex
 from tests.waiting import until
@@ -39,7 +39,7 @@ PROGRAM = """
 import os, sys, time
 import skyward as sky
 
-what, hosts, config, index, lease_s, for_s = sys.argv[1:]
+what, hosts, config, index, lease_s = sys.argv[1:]
 hosts = hosts.split()
 
 @sky.compute
@@ -69,7 +69,7 @@ if what == "attach":
 else:
     provider = sky.SSH(hosts=hosts, config_file=config, lease_s=float(lease_s))
     pool = sky.ComputePool(
-        provider, nodes=len(hosts), engine="ray", name="train", detached_for_s=float(for_s), concurrency=2, logs=False,
+        provider, nodes=len(hosts), engine="ray", name="train", detached_for_s=600.0, concurrency=2, logs=False,
         image=sky.Image(pip_index_url=index, env={"MODE": "fast", "TOKEN": sky.Secret("TOKEN")}),
         on_event=events.append,
     ).start()
@@ -119,12 +119,12 @@ class Clients:
     script: Path
     processes: list[subprocess.Popen[str]] = field(default_factory=list)
 
-    def start(self, what: str, *, nodes: int = 3, for_s: float = 600.0) -> subprocess.Popen[str]:
+    def start(self, what: str, *, nodes: int = 3) -> subprocess.Popen[str]:
         place = self.place
         names = " ".join(host.name for host in place.hosts[:nodes])
         here = names, str(place.bed.ssh_config), place.index.simple
         process = subprocess.Popen(
-            [sys.executable, self.script, what, *here, str(LEASE_S), str(for_s)],
+            [sys.executable, self.script, what, *here, str(LEASE_S)],
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": str(ROOT), "TOKEN": SECRET},  # this process does not have it
@@ -189,7 +189,7 @@ def clients(
 
 
 class TestDetached:
-    """Tests that share one pool, in this order: the last one loses a node."""
+    """Tests that share one pool, in this order: the last one loses it."""
 
     def test_a_program_leaves_the_pool_and_the_next_one_gets_what_all_nodes_did(self, clients: Clients) -> None:
         client = clients.start("open")
@@ -308,19 +308,42 @@ class TestDetached:
         pool.detach()
         assert main(["ls", "--local"]) == 0
         assert "3/3" in capsys.readouterr().out
-        assert main(["down", "train", "--yes"]) == 0
-        assert "ended its head and its 3 nodes" in capsys.readouterr().out
+        clients.clear()
+
+    def test_nodes_end_by_their_lease_when_the_power_of_the_head_is_lost(self, clients: Clients) -> None:
+        def run() -> None:
+            while not os.path.exists(GO):
+                time.sleep(0.01)
+
+        first, *others = clients.place.hosts
+        pool = sky.ComputePool.attach("train", logs=False)
+        running = [sky.compute(run)() > pool.node(node) for node in range(3)]
+        until(lambda: all(future.running() for future in running))
+        pool.detach()
+        first.power_loss()
+        try:
+            nothing_runs_on(others, LEASE_S + EPSILON_S)
+        finally:
+            first.start()
+            first.restore_link()
+            first.wait_ssh()
+        with pytest.raises(UsageError, match=r"ended on .*, or earlier, because its machine stopped or its head was"):
+            sky.ComputePool.attach("train")
+        nothing_runs_on(clients.place.hosts)
 
 
-def test_a_pool_ends_with_its_program_until_ray_stands_and_then_at_its_time(clients: Clients) -> None:
+def test_a_pool_ends_with_its_program_until_ray_stands_and_then_by_the_command_line(
+    clients: Clients, capsys: pytest.CaptureFixture[str]
+) -> None:
     client = clients.start("wait", nodes=2)
     assert line_of(client) == "opened\n"
     client.kill()
     nothing_runs_on(clients.place.hosts)
     with pytest.raises(UsageError, match="ended on .* because its program died before Ray joined its nodes"):
         sky.ComputePool.attach("train")
-    client = clients.start("leave", nodes=2, for_s=10.0)
+    client = clients.start("leave", nodes=2)
     assert line_of(client) == "left\n"
+    client.wait(60)
+    assert main(["down", "train", "--yes"]) == 0
+    assert "ended its head and its 2 nodes" in capsys.readouterr().out
     nothing_runs_on(clients.place.hosts)
-    with pytest.raises(UsageError, match=r"ended on .*, because no client came for 10 s"):
-        sky.ComputePool.attach("train")

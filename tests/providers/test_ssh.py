@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import itertools
+import json
 import math
 import os
 import signal
@@ -14,12 +15,13 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
 
 import skyward as sky
+from skyward.engine.opener import ask_to_end
 from skyward.errors import HostKeyUnknown, NoCapacity, ProviderError, Unreachable, UsageError
 from skyward.events import Emit, Event, NodeReady, PhaseEnded, PhaseFailed, PoolStarted, ignore
 from skyward.providers import load, remote
@@ -284,6 +286,18 @@ def test_a_spare_host_replaces_one_that_does_not_answer(sshds: Hosts, monkeypatc
     sshds.servers[0].stop()
     with sky.ComputePool(provider=sshds.ssh(), nodes=1) as pool:
         assert double(21) >> pool == 42
+
+
+def test_a_node_that_another_process_has_launched_returns_to_its_host(sshds: Hosts) -> None:
+    provider, pool = sshds.ssh("host0", "host1"), "train-1f2e3d4c"
+    places = [
+        {"node": node, "place": {"target": asdict(target)}} for node, target in enumerate(reversed(provider.targets))
+    ]
+    provider.resume(pool, json.loads(json.dumps(places)))
+    machines = provider.launch(PoolSpec(nodes=2), [], pool, [1], ignore)
+    ask_to_end(machines, 5.0)
+    provider.terminate(machines)
+    assert [machine.handle.place.target for machine in machines] == [provider.targets[0]], "the other host has node 0"
 
 
 def test_an_unknown_host_key_stops_the_pool_with_advice(sshds: Hosts, tmp_path: Path) -> None:

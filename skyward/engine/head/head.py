@@ -538,6 +538,7 @@ class Head:
             "replace_lost": self._replace_lost,
             "leave": self.turns.go,
             "ray_there": self._ways.ray_there,
+            "ray_keys": self._ways.keep_keys,
             "ray_runs": lambda companions: self._note(companions=companions),
             "there": lambda: engine.members.there,
             "is_idle": lambda: engine.members.is_idle,

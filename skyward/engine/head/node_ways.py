@@ -61,6 +61,8 @@ class NodeWays:
             carries=self._on_carried,
         )
         self._driver = RayDriver(self._by_ray, self._on_lost)
+        self._keys: tuple[str, ...] = ()
+        """Keys of the Ray that stands, by which the next client lets nodes in; see `RayRaiser`. In no file."""
         self._lost: tuple[str, str] | None = None
         """Folder of the last Ray and the reason of its end; None while there may be one."""
         engine.nodes.opener.way_to = self._way_to
@@ -120,8 +122,12 @@ class NodeWays:
         if self._kept is not None:
             with self._ledger:
                 self._kept.note(ray=asdict(order))
-        self._lost = None
+        self._lost, self._keys = None, ()
         self._driver.start(order)
+
+    def keep_keys(self, *keys: str) -> None:
+        """Keep the keys of the Ray that stands, for the next client of a detached pool."""
+        self._keys = keys
 
     def _on_carried(self, by_ray: frozenset[int], missing: frozenset[int]) -> None:
         self._request("ray_carries", sorted(by_ray), sorted(missing))
@@ -155,4 +161,5 @@ class NodeWays:
             "address": order.get("address", ""),
             "companions": state.get("companions", {}),
             "carries": bool(order) and not self._by_ray.missing and self._lost is None,
+            "keys": self._keys if self._lost is None else (),
         }

@@ -9,7 +9,12 @@ from typing import Final, NamedTuple
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 _FROM: Final = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 _UNTIL: Final = datetime.datetime(2120, 1, 1, tzinfo=datetime.UTC)
@@ -25,11 +30,20 @@ class KeyPair(NamedTuple):
 
 
 class Authority:
-    """Certificate authority of one Ray, or of the transfers of one pool. Its key is never written down."""
+    """Certificate authority of one Ray, or of the transfers of one pool. Its key is never written down.
 
-    def __init__(self) -> None:
-        self._key = ec.generate_private_key(ec.SECP256R1())
+    Args:
+        pair: The `own_pair` of an authority that another process has made; None to make a new one.
+    """
+
+    def __init__(self, pair: KeyPair | None = None) -> None:
         self._name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "skyward")])
+        if pair is not None:
+            key = load_pem_private_key(pair.key.encode(), None)
+            assert isinstance(key, ec.EllipticCurvePrivateKey)
+            self._key, self._certificate = key, x509.load_pem_x509_certificate(pair.certificate.encode())
+            return
+        self._key = ec.generate_private_key(ec.SECP256R1())
         basic = x509.BasicConstraints(ca=True, path_length=0)
         self._certificate = self._signed(self._name, self._key, basic, critical=True)
 

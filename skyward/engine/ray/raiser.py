@@ -3,8 +3,9 @@
 The head has the driver, and says what it lacks. Only the client has logins on the nodes. Ray is replaced, never
 repaired: a new one has new ports, folders and keys. A node that left Ray joins it again by a new start there.
 
-The Ray of a detached pool outlives its client. The next one leaves it as it is while it carries all links. Otherwise it
-replaces all of it, because the key of the authority died with the client that had raised it.
+The Ray of a detached pool outlives its client, and the head keeps its keys in memory. So the next client starts Ray on
+a node that lacks it. If the head was killed, these keys are lost. Then the client replaces all of a Ray that does not
+carry all links.
 
 Every wait has a limit. If Ray does not come up, the pool goes on over the channels that the client lends, or ends if it
 was told to need Ray.
@@ -12,6 +13,7 @@ was told to need Ray.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -70,7 +72,7 @@ class _Companion:
 
 @dataclass
 class _Ray:
-    """One Ray, from its start to its end. `authority`: None if another client has raised it."""
+    """One Ray, from its start to its end. `authority`: None if another client has raised it, and its keys are lost."""
 
     authority: Authority | None
     token: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
@@ -99,7 +101,8 @@ class RayRaiser:
         after_s: Seconds until Ray is raised. A pool that is open for less does not need it.
         on_up: Called in a thread of its own when Ray carries all links, each time.
         pause_s: Seconds between the first two starts that fail.
-        is_patient: Whether Ray waits longer for a silent node, because nobody may be there to start it again.
+        is_detached: Whether the pool goes on without this client. Its Ray waits longer for a silent node then, because
+            nobody may be there to start it again, and the head keeps the keys.
     """
 
     def __init__(
@@ -111,9 +114,9 @@ class RayRaiser:
         on_up: Callable[[], object] = lambda: None,
         after_s: float = 0.0,
         pause_s: float = 2.0,
-        is_patient: bool = False,
+        is_detached: bool = False,
     ) -> None:
-        self._emit, self._failed, self._on_up, self._is_patient = emit, failed, on_up, is_patient
+        self._emit, self._failed, self._on_up, self._is_detached = emit, failed, on_up, is_detached
         self._after_s, self._first_pause_s = after_s, pause_s
         self._image = Image(
             pip=(f"ray=={RAY_VERSION}",),
@@ -172,7 +175,7 @@ class RayRaiser:
     # For the engine -------------------------------------------------------------------------------------------------
 
     def begin(self, machines: Mapping[int, Machine], head: int, ask: _Ask, *, attaches: bool = False) -> None:
-        """Raise Ray in the background, unless that of an earlier client carries all links.
+        """Raise Ray in the background, unless there is that of an earlier client.
 
         Args:
             machines: Machines of the pool by node, as they are at any time.
@@ -256,7 +259,7 @@ class RayRaiser:
         if ray is None or machine is None or not ray.address or self._stop.is_set():
             return
         if ray.authority is None:
-            self._lose(ray, f"node {node} left it, and only the program that raised it could let it in again")
+            self._lose(ray, f"node {node} left it, and the keys to let it in again are lost")
             return
         if time.monotonic() >= ray.again_at.get(node, 0.0):
             self._start(ray, machine)
@@ -314,7 +317,7 @@ class RayRaiser:
             self._stop.wait(self._pause_s(failures))
 
     def _adopt(self) -> bool:
-        """Take the Ray of an earlier client, and return whether it carries all links."""
+        """Take the Ray of an earlier client, and return whether it is of use: it carries all links, or can."""
         assert self._ask is not None
         try:
             told = self._ask("ray_there", timeout_s=_ASK_S)
@@ -322,6 +325,9 @@ class RayRaiser:
             self._why = str(error)
             return False
         ray = _Ray(None, address=told["address"])
+        if keys := told.get("keys"):  # heads of an older version keep none
+            with contextlib.suppress(MissingDependency):  # as if they were lost
+                ray.token, ray.authority = keys[0], _authority(*keys[1:])
         for node, (pid, started, folder) in told["companions"].items():
             machine = self._machines.get(node)
             if machine is not None and machine.login is not None:
@@ -331,7 +337,7 @@ class RayRaiser:
             self._ray = ray
             self._is_up = self._was_up = ray.has_carried = bool(told["carries"])
             self._changed.notify_all()
-        return ray.has_carried
+        return ray.has_carried or ray.authority is not None
 
     def _raise_until_lost(self) -> bool:
         """Raise Ray, and wait until it is lost. Return whether it has carried anything; `_why` says how it ended."""
@@ -378,6 +384,9 @@ class RayRaiser:
         companion, here = ray.companions[self._head], self._machines[self._head].peer.private_ip
         assert self._ask is not None
         self._ask("ray_stands", self._python, companion.folder, here, ray.address, timeout_s=_ASK_S)
+        if self._is_detached and ray.authority is not None:
+            with contextlib.suppress(KeyError):  # the head of an older version
+                self._ask("ray_keys", ray.token, *ray.authority.own_pair, timeout_s=_ASK_S)
 
     def _start(self, ray: _Ray, machine: Machine) -> None:
         """Start Ray on a node, unless another thread is at it, or it has ended. Notes a failure."""
@@ -452,7 +461,7 @@ class RayRaiser:
             "name": ray_name(machine),
             "node": [login.watchdog, login.started],
             "limit_s": _START_S,
-            "is_patient": self._is_patient,
+            "is_patient": self._is_detached,
             "secrets": [ray.token, ray.authority.certificate, *pair],
         }
         done = login.run(
@@ -506,10 +515,11 @@ class RayRaiser:
             return
 
 
-def _authority() -> Authority:
+def _authority(*pair: str) -> Authority:
+    """Return a new authority, or that with a certificate and a key. Raises MissingDependency."""
     try:
-        from .keys import Authority
+        from .keys import Authority, KeyPair
     except ImportError as error:
         text = "cryptography: not installed; run `pip install 'skyward[ssh]'`, which pools on Ray need for their keys"
         raise MissingDependency(text, name="cryptography") from error
-    return Authority()
+    return Authority(KeyPair(*pair) if pair else None)
