@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,9 +14,10 @@ from skyward.bootstrap.code import gather
 from skyward.errors import UsageError
 from skyward.pool import blueprint
 from skyward.pool.blueprint import pack_blueprint, unpack_blueprint
+from skyward.pool.detaching import Detachment
 from skyward.state import detached
 from skyward.values.machine import PoolSpec
-from tests.pool.test_detached import a_pool
+from tests.pool.test_detached import SSH, a_pool
 
 
 @pytest.fixture(autouse=True)
@@ -66,3 +69,18 @@ def test_a_program_that_cannot_make_such_nodes_says_why(tmp_path: Path, monkeypa
     monkeypatch.setattr(blueprint, "__version__", "0.0.1")
     with pytest.raises(UsageError, match=r"and this program 0\.0\.1"):
         unpack_blueprint(pool, data, ())
+
+
+@pytest.mark.parametrize("lost", [(), (1,)])
+def test_a_program_on_another_machine_says_which_nodes_stay_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, lost: tuple[int, ...]
+) -> None:
+    there = {node: 1 for node in range(3) if node not in lost}
+    pool = a_pool(machine={"node": 0}, others=({"node": 1}, {"node": 2}))
+    engine: Any = SimpleNamespace(
+        blueprint=lambda: (pack_blueprint(a_spec(tmp_path)), ()), nodes=SimpleNamespace(agent_pids=lambda: there)
+    )
+    machines: Any = SimpleNamespace(rebuild_by=None)
+    Detachment.of(pool, takes_over=False).take_up(SSH, machines, engine)
+    assert len(caplog.messages) == len(lost)
+    assert all(text.startswith("lost nodes 1 are not replaced: pool='train': its code is") for text in caplog.messages)

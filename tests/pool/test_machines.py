@@ -5,14 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import threading
 from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 import skyward as sky
 from skyward.engine.keeper import Keeper
-from skyward.errors import BudgetExceeded
+from skyward.errors import BudgetExceeded, Unreachable
 from skyward.events import ignore
 from skyward.pool.machines import PoolMachines
 from skyward.providers.base import Provider
@@ -87,6 +90,62 @@ def test_none_is_launched_after_they_are_stopped(made: Made) -> None:
     made.machines.stop()
     assert not made.machines.prepare_replacement(0)
     assert made.machines.replace(0) is None
+
+
+class Stalled:
+    """Provider of this machine whose launches begin when they are told to, or end when they are stopped."""
+
+    def __init__(self) -> None:
+        self._inner = sky.Local()
+        self.goes_on = threading.Event()
+        self.goes_on.set()
+        self.begun = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def launch(self, spec: PoolSpec, *others: Any) -> list[Machine]:
+        self.begun.set()
+        while not self.goes_on.wait(0.01):
+            if spec.stop.is_set():
+                raise Unreachable("stopped on request", node=0)
+        return self._inner.launch(spec, *others)
+
+
+@pytest.fixture
+def stalled() -> Iterator[tuple[Made, Stalled]]:
+    """Machines of which one is about to be replaced, and the provider, whose launches wait from now on."""
+    provider = Stalled()
+    made = Made(cast(Provider, provider))
+    (first,) = made.machines.launch()
+    os.kill(first.pid, signal.SIGKILL)
+    provider.goes_on.clear()
+    provider.begun.clear()
+    for _ in ended(made):
+        yield made, provider
+
+
+def test_a_program_that_leaves_ends_launches_and_may_begin_others(stalled: tuple[Made, Stalled]) -> None:
+    made, provider = stalled
+    with ThreadPoolExecutor() as threads:
+        replaced = threads.submit(made.machines.replace, 0)
+        assert provider.begun.wait(60)
+        made.machines.stop_replacing()
+        with pytest.raises(Unreachable, match="stopped on request"):
+            replaced.result(60)
+    provider.goes_on.set()
+    assert made.machines.replace(0) is not None, "it has stayed"
+
+
+def test_a_machine_that_comes_when_its_program_has_left_is_ended(stalled: tuple[Made, Stalled]) -> None:
+    made, provider = stalled
+    with ThreadPoolExecutor() as threads:
+        replaced = threads.submit(made.machines.replace, 0)
+        assert provider.begun.wait(60)
+        made.machines.leave()
+        provider.goes_on.set()
+        assert replaced.result(60) is None
+    assert not list(made.machines)
 
 
 def test_a_replacement_is_ended_if_no_keeper_can_start_and_is_tried_again(
