@@ -179,9 +179,11 @@ class DiLoCoCallback(TrainerCallback):
                 "train with torch, or with KERAS_BACKEND=torch"
             )
         from .ranks import WorkerOfRanks
+        from .tensors import refuse_deepspeed
         from .token_count import TokenCount
         from .worker import DiLoCoWorker
 
+        refuse_deepspeed(model, optimizer)
         has_hooks = isinstance(optimizer, torch.optim.Optimizer)
         worker = (WorkerOfRanks if is_group() else DiLoCoWorker)(
             model,

@@ -19,7 +19,7 @@ from ..parts import unwrapped
 from .dealing import Hand
 from .rank_tensors import RankTensors
 from .schedule import SyncSchedule
-from .tensors import in_rounds
+from .tensors import in_rounds, refuse_deepspeed
 from .worker import DiLoCoWorker, innermost
 
 
@@ -41,6 +41,7 @@ class WorkerOfRanks:
     def __init__(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, server_addr: str, **options: Any
     ) -> None:
+        refuse_deepspeed(model, optimizer)
         self._tensors = RankTensors(unwrapped(model))
         self._optimizer = innermost(optimizer)
         is_leader = dist.get_rank() == 0

@@ -165,6 +165,32 @@ def exchanged(model: torch.nn.Module, *, may_be_sharded: bool = False) -> dict[s
     return tensors
 
 
+def refuse_deepspeed(model: torch.nn.Module, optimizer: object) -> None:
+    """Refuse a model that DeepSpeed trains, before a worker loads parameters that are overwritten or partitioned.
+
+    DeepSpeed steps on master copies of its own, and copies them over the model's parameters. With ZeRO 3 the model has
+    empty ones.
+
+    Args:
+        model: The model, or the engine around it.
+        optimizer: Its optimizer, of any kind, with wrappers or without.
+
+    Raises:
+        UsageError: One of both is DeepSpeed's.
+    """
+    parts: list[object] = [model]
+    while optimizer is not None and optimizer not in parts:
+        parts.append(optimizer)
+        optimizer = getattr(optimizer, "optimizer", None)
+    kinds = {kind for part in parts for kind in type(part).__mro__}
+    is_partitioned = any(hasattr(parameter, "ds_id") for parameter in model.parameters())
+    if is_partitioned or any(kind.__module__.partition(".")[0] == "deepspeed" for kind in kinds):
+        raise UsageError(
+            "model: DeepSpeed trains master copies of its own and would overwrite the parameters of DiLoCo; use DDP or "
+            "fully_shard (FSDP2) inside a worker"
+        )
+
+
 def short_lived(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Return a tensor for one round, whose values are not set. The system gets its memory back with it.
 

@@ -31,6 +31,7 @@ from .replica import Replica, SentFragment
 from .schedule import SyncSchedule
 from .seat import PendingUpdate, WorkerSeat
 from .settings import ALPHA_WITH_DELAY, SYNC_EVERY, check_options
+from .tensors import refuse_deepspeed
 from .transport import ServerUnreachable
 from .worker_metrics import LossMean, WorkerMetrics
 
@@ -127,6 +128,7 @@ class DiLoCoWorker:
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
             kind = type(optimizer).__name__
             raise UsageError(f"optimizer={kind}: is none of torch; pass None, and call count_step() after each step")
+        refuse_deepspeed(model, optimizer)
         usual_alpha = ALPHA_WITH_DELAY if fragment_sync_delay else 0.0
         self._replica = Replica(
             unwrapped(model),

@@ -290,6 +290,27 @@ def test_shards_that_cannot_be_gathered_are_refused() -> None:
         distributed.destroy_process_group()
 
 
+@pytest.mark.parametrize("way", ["engine", "optimizer", "partitioned"])
+def test_a_model_that_deepspeed_trains_is_refused(way: str) -> None:
+    """The names are those of DeepSpeed, which needs a compiler on the machine, so no test has it."""
+    model: Any = torch.nn.Linear(2, 2)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    if way == "engine":
+        kind = type("DeepSpeedEngine", (torch.nn.Module,), {"__module__": "deepspeed.runtime.engine"})
+        engine = kind()
+        engine.module = model
+        model = engine
+    elif way == "optimizer":
+        kind = type("DeepSpeedZeroOptimizer", (), {"__module__": "deepspeed.runtime.zero.stage_1_and_2"})
+        optimizer.optimizer = kind()  # as in Accelerate's wrapper
+    else:
+        model.weight.ds_id = 0
+    with pytest.raises(UsageError, match=r"model: DeepSpeed trains master copies .*; use DDP or fully_shard"):
+        joining("127.0.0.1:1").on_train_begin(state=None, model=model, optimizer=optimizer)
+    with pytest.raises(UsageError, match=r"model: DeepSpeed trains"):
+        worker.DiLoCoWorker(model, optimizer, "127.0.0.1:1")
+
+
 # Options --------------------------------------------------------------------------------------------------------------
 
 
