@@ -1,7 +1,8 @@
-"""Saves of a server on disks that are full."""
+"""A server on disks that are full: its saves, and deltas that arrive."""
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,23 @@ def test_a_disk_that_stays_full_ends_no_training_and_everyone_hears_of_it(
     with serving(wide_model(), save_dir=small_disk) as server:
         assert server.status()["round"] == 4
         assert server.status()["workers"] == []
+
+
+def test_a_disk_without_room_for_a_delta_loses_no_progress(
+    small_disk: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
+    model, other = wide_model(), small_disk / "of another program"
+    with serving(model) as server, worker_of(server, model, None, "a", max_sync_retries=0) as worker:
+        other.write_bytes(bytes(1000 * 1024))
+        weight = model.get_parameter("weight").detach()
+        before = weight.clone()
+        weight.add_(1.0)
+        assert not worker.force_sync()
+        assert "HTTP status 507: server: No space left on device" in caplog.text
+        assert server.status()["round"] == 0
+        other.unlink()
+        assert worker.force_sync()
+        assert server.status()["round"] == 1
+    moved = float((weight - before).mean())
+    assert moved == pytest.approx(0.7 * 1.9, rel=1e-3)  # the first step of the outer optimizer

@@ -171,6 +171,30 @@ def test_a_delta_of_nan_costs_nobody_a_round(caplog: pytest.LogCaptureFixture) -
     assert "worker='broken': the norm of its delta is nan" in caplog.text
 
 
+def test_a_delta_far_larger_than_usual_costs_nobody_a_round(caplog: pytest.LogCaptureFixture) -> None:
+    healthy, broken = make_model(), make_model()
+
+    def drift(model: torch.nn.Module, name: str, distances: list[float]) -> None:
+        with worker_of(server, model, None, name) as worker:
+            for distance in distances:
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter.add_(distance)
+                assert worker.force_sync()
+
+    with serving(make_model(), num_workers=2) as server:
+        together(
+            lambda: drift(healthy, "healthy", [0.1, 0.1, 0.1, 0.1]),
+            lambda: drift(broken, "broken", [0.1, 0.1, 0.1, 50.0]),
+        )
+        assert server.status()["round"] == 4
+        counted = {name: facts["is_counted"] for name, facts in server.history()[-1]["workers"].items()}
+        assert counted == {"healthy": True, "broken": False}
+    assert are_equal(state_of(broken), state_of(healthy))
+    assert "worker='broken': the norm of its delta is" in caplog.text
+    assert "over 10 times the running median" in caplog.text
+
+
 def test_a_slower_worker_takes_fewer_steps_in_a_round() -> None:
     """DyLU: by the speeds that both report, the slow one takes a quarter of the steps. Rounds go on."""
     is_adjusted = threading.Event()
