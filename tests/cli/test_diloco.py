@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 import safetensors.torch
+import torch
 
 from skyward.cli import main
 from skyward.training.diloco import DiLoCoServer
 from skyward.training.diloco.client import DiLoCoClient
 from skyward.training.diloco.report import WORKER_COLUMNS
-from tests.training.diloco.runs import TOKEN, are_equal, make_model, serving, state_of, train, worker_of
+from tests.training.diloco.runs import TOKEN, are_equal, make_model, serving, state_of, step, train, worker_of
 
 
 @pytest.fixture
@@ -91,6 +92,24 @@ def test_the_global_model_is_exported_from_a_server_and_from_its_saves(
             assert opened.metadata() == {"format": "pt"}
         file.unlink()
     assert "has no save" in said(capsys, "export", f"{file.parent}", "--save-dir", f"{tmp_path}/none", status=1)
+
+
+def test_the_global_model_is_evaluated_while_a_worker_trains(
+    server: DiLoCoServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, evaluated = make_model(), make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    folder, averaged = tmp_path / "exported", state_of(model)
+    with worker_of(server, model, optimizer, "a"):  # it synchronises after every third step
+        for number in range(6):
+            step(model, optimizer, number)
+            if number % 3 == 2:
+                averaged = state_of(model)
+            for source in ([], ["--save-dir", f"{tmp_path}/global"]):
+                said(capsys, "export", f"{folder}", *source)
+                evaluated.load_state_dict(safetensors.torch.load_file(folder / "model.safetensors"), strict=False)
+                assert are_equal(state_of(evaluated), averaged)  # without what the worker has done since
+    assert server.status()["round"] == 2
 
 
 def test_a_server_that_is_not_there_or_not_named_is_an_error(
