@@ -76,6 +76,11 @@ class PoolMembers(Protocol):
         ...
 
     @property
+    def last(self) -> frozenset[int]:
+        """Nodes that others depend on, so that they are given back last: the one with the head."""
+        ...
+
+    @property
     def is_idle(self) -> bool:
         """Return whether there is no open call, and no node keeps anything."""
         ...

@@ -41,11 +41,11 @@ from .head_link import HeadLink, HeadRepair, NoWidth
 from .head_machines import HeadMachines
 from .hosted_calls import HostedCalls
 from .hosted_frames import HostedFrames
+from .hosted_members import HostedMembers
 from .hosted_parts import (
     HostedActors,
     HostedCallers,
     HostedChannels,
-    HostedMembers,
     HostedNodes,
     HostedQuestions,
     HostedShared,
@@ -127,7 +127,9 @@ class HostedEngine:
             numbers=numbers,
         )
         self.nodes = HostedNodes(ledger, requests)
-        self.members = HostedMembers(requests)
+        self.members = HostedMembers(
+            ledger, requests, beside=lambda: self._heads.beside, joined=self._raise_ray, left=self._left_node
+        )
         is_detached = bool(config.detached_for_s)
         self._calls = calls = HostedCalls(ledger, requests, is_detached=is_detached)
         self.leader = HostedCallers(lambda task, nodes: self.submit(task, nodes=nodes), self.cancel)
@@ -238,9 +240,19 @@ class HostedEngine:
             except TimeoutError:
                 text = f"head of the pool: did not reach all nodes within {_START_S:g} s; open the pool again"
                 raise Unreachable(text) from None
-        if self._raiser is not None:
-            self._raiser.begin(self.ledger.machines, machines[0].node, self.requests.ask, attaches=self._attaches)
+        self._raise_ray()
         self._heads.may_change = not self._config.detached_for_s
+
+    def _raise_ray(self) -> None:
+        """Raise Ray once there are several nodes."""
+        raiser = self._raiser
+        if raiser is not None and not raiser.has_begun and len(self.ledger.machines) > 1:
+            raiser.begin(self.ledger.machines, self._heads.node, self.requests.ask, attaches=self._attaches)
+
+    def _left_node(self, node: int) -> None:
+        """Forget the Ray of a node that was given back. It ends with the node."""
+        if self._raiser is not None:
+            self._raiser.forget(node)
 
     def _dialler_to(self, command: HeadCommand) -> Dialler:
         """Return a dialler of another head."""
@@ -513,6 +525,7 @@ class HostedEngine:
     def _on_node_lost(self, node: int) -> None:
         self._calls.doubt(node)
         self._heads.node_replaced(node)
+        self.members.node_lost(node)
 
     def _find_actor(self, name: str) -> bytes:
         payload = self.actors.find(name)
@@ -558,7 +571,8 @@ class HostedEngine:
         self.requests.tell("tell_tasks", is_heard)
 
     def _tell_wishes(self) -> None:
-        """Tell another head what somebody here wants to hear of."""
+        """Tell another head what somebody here wants to hear of, and which nodes may come."""
+        self.members.go_on()
         self.nodes.tell_again()
         if self._is_heard:
             self.tell_tasks(True)

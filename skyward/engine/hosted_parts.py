@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -12,11 +12,9 @@ from ..calls.futures import Future
 from ..console.activity import ActorWork
 from ..errors import PoolClosed, SkywardError, UsageError
 from ..schedule.resources import PLAIN, Need
-from ..schedule.scaling import Demand
 from ..shared.messages import StoreRequest
 from ..values.devices import Device, NodeResources
 from ..values.launch_facts import GangLaunch
-from ..values.machine import Machine
 from ..wire.channel import CONTROL
 from ..wire.frames import FrameKind
 from ..wire.payloads import Encoded
@@ -93,56 +91,6 @@ class HostedNodes:
     def ask_usage(self, every_s: float) -> None:
         self._usage_every_s = every_s
         self._requests.tell("ask_usage", every_s)
-
-
-class HostedMembers:
-    """Nodes of a pool of a fixed size: `ComputePool` refuses this engine for pools that change theirs."""
-
-    keeps: Callable[[int], bool] = staticmethod(lambda node: False)
-
-    def __init__(self, requests: Requests) -> None:
-        self._requests = requests
-
-    @property
-    def there(self) -> tuple[int, ...]:
-        nodes: tuple[int, ...] = self._requests.ask("there")
-        return nodes
-
-    @property
-    def is_idle(self) -> bool:
-        return bool(self._requests.ask("is_idle"))
-
-    @property
-    def leaving(self) -> frozenset[int]:
-        return frozenset()
-
-    def demand(self) -> Demand:
-        raise _fixed()
-
-    def expect(self, nodes: Iterable[int], slots: int) -> None:
-        raise _fixed()
-
-    def join(self, machines: Sequence[Machine]) -> None:
-        raise _fixed()
-
-    def leave(self, node: int) -> None:
-        raise _fixed()
-
-    def stay(self, count: int) -> int:
-        raise _fixed()
-
-    def move_values(self, node: int) -> None:
-        raise _fixed()
-
-    def give_back(self, node: int) -> bool:
-        raise _fixed()
-
-    def refuse_resting(self, slots: int) -> None:
-        raise _fixed()
-
-
-def _fixed() -> UsageError:
-    return UsageError("nodes: a pool whose scheduler runs on its head has a fixed number; pass nodes=4, for example")
 
 
 class HostedCallers:

@@ -24,6 +24,8 @@ from .nodes import NodeLinks
 from .task_dispatcher import TaskDispatcher
 from .threads import run_side_by_side
 
+_READ_S = 0.2
+"""Longest wait in seconds until a link to an idle node was read."""
 _FINISH_S = 3.0
 """Seconds for the last frames to a remote node."""
 
@@ -57,6 +59,8 @@ class Membership:
         self._values = values
         self._on_left = on_left
         self._leaving: set[int] = set()
+        self.last = frozenset[int]()
+        """Nodes that others depend on: none, because the scheduler is here."""
         self.keeps: Callable[[int], bool] = lambda node: (
             bool(ledger.links[node].held) or any(actor.node == node for actor in ledger.actors.values())
         )
@@ -175,7 +179,7 @@ class Membership:
         ledger = self._ledger
         link = ledger.links.get(node)
         # Nobody may be reading the link when it is closed here, or its end would look like the loss of the node.
-        if link is None or not link.reading.acquire(blocking=False):
+        if link is None or not link.reading.acquire(timeout=_READ_S):
             return False
         try:
             with ledger:

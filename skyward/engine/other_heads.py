@@ -72,7 +72,7 @@ class OtherHeads:
         self._dialler = dialler
         self._lender = lender
         self._raiser = raiser
-        self._node = 0
+        self.node = 0
         """Node of the head."""
         self._is_gated = bool(config.node_folder)
         """Whether calls begin on that node only once they are known here, or permitted; see `head.start_gate`."""
@@ -81,6 +81,11 @@ class OtherHeads:
         self._lost_things: frozenset[tuple[str, str]] = frozenset()
         self._lock = threading.Lock()
         self._is_stopped = False
+
+    @property
+    def beside(self) -> int | None:
+        """Return the node beside the head; None if it is on another machine."""
+        return self.node if self._is_gated else None
 
     def start(self) -> HeadCommand:
         """Start the first head, beside node 0, and return the command that reaches it. Raises ProviderError."""
@@ -115,7 +120,7 @@ class OtherHeads:
 
     def node_replaced(self, node: int) -> None:
         """Note that a node is another machine now. It is not beside the head, so its calls have no gate."""
-        self._is_gated &= node != self._node
+        self._is_gated &= node != self.node
 
     def change(self, before: HeadLink, why: str, *, has_ended: bool) -> bool:
         """Go on with another head. Blocks until it is there. Return False if there is none.
@@ -132,7 +137,7 @@ class OtherHeads:
         self._config = replace(
             self._config, heads_before=self._config.heads_before + 1, lost_things=tuple(sorted(self._lost_things))
         )
-        lost = frozenset() if has_ended else frozenset((self._node,))
+        lost = frozenset() if has_ended else frozenset((self.node,))
         for node in self._candidates(lost):
             if not self._ledger.is_open:
                 return True  # the pool is closed, which ends everything
@@ -145,7 +150,7 @@ class OtherHeads:
         """Return the nodes beside which a head may run: its own one, if that is there, and then all others."""
         with self._ledger:
             nodes = sorted(set(self._ledger.machines) - lost)
-        return iter(sorted(nodes, key=lambda node: node != self._node))
+        return iter(sorted(nodes, key=lambda node: node != self.node))
 
     def _begin_on(self, node: int, before: HeadLink, lost: frozenset[int]) -> bool:
         """Begin a head beside a node. Return False if that fails."""
@@ -160,9 +165,9 @@ class OtherHeads:
             _log.warning("node %d: no head begins there: %s", node, error)
             self._leave(place)
             return False
-        beside = frozenset((self._node,)) if self._is_gated else frozenset()
+        beside = frozenset((self.node,)) if self._is_gated else frozenset()
         with self._lock:
-            self._place, self._node, is_stopped = place, node, self._is_stopped
+            self._place, self.node, is_stopped = place, node, self._is_stopped
         self._is_gated = bool(config.node_folder)
         self._lender.end_all()
         self._next_head.begin(before, dialler, ends, facts, lost=lost, beside=beside)

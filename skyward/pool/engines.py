@@ -30,11 +30,20 @@ class Way(enum.Enum):
 
 
 def choose_way(
-    engine: EngineName, *, provider: Provider, spec: PoolSpec, is_fixed: bool, rests: bool, is_detached: bool
+    engine: EngineName, *, provider: Provider, spec: PoolSpec, least: int, rests: bool, is_detached: bool
 ) -> Way:
     """Return what an engine stands for in a pool of these options. Raises UsageError: it cannot have that engine.
 
-    "auto" is Ray for each pool that can have it. A detached pool needs it, because nobody lends it channels.
+    "auto" is Ray for each pool that can have it and has a fixed number of nodes. A detached pool needs it, because
+    nobody lends it channels.
+
+    Args:
+        engine: The option.
+        provider: Source of the machines.
+        spec: Request of the pool.
+        least: Fewest nodes of the pool.
+        rests: Whether it has no nodes after some time without use.
+        is_detached: Whether it goes on without its client.
     """
 
     def refuse(problem: str) -> UsageError:
@@ -44,24 +53,24 @@ def choose_way(
         if is_detached:
             raise refuse("a detached pool has its scheduler on its node; omit engine, or detached_for_s")
         return Way.DIRECT
-    problem = _why_without_ray(provider, spec, is_fixed=is_fixed, rests=rests)
+    problem = _why_without_ray(provider, spec, least=least, rests=rests)
     if engine == "ray":
         if problem:
             raise refuse(problem)
         return Way.RAY
-    if problem:
+    if problem or least < spec.most_nodes:
         return Way.DIRECT
     return Way.RAY if is_detached else Way.RAY_OR_LENT
 
 
-def _why_without_ray(provider: Provider, spec: PoolSpec, *, is_fixed: bool, rests: bool) -> str:
+def _why_without_ray(provider: Provider, spec: PoolSpec, *, least: int, rests: bool) -> str:
     """Return why a pool cannot have Ray, and what to do; empty: it can."""
     if as_detachable(provider) is None or provider.is_rented:  # only there was Ray tried
         return f"not supported with {provider.name}, so far only with sky.SSH(hosts=[...]); use that, or omit it"
-    if not is_fixed:
-        return "needs a fixed number of nodes so far; set nodes=4, for example, or omit engine"
-    if spec.nodes == 1:
+    if spec.most_nodes == 1:
         return "joins several nodes, and this pool has one; set nodes=2 or more, or omit engine"
+    if not least:
+        return f"needs a node at all times so far; set nodes=(1, {spec.most_nodes}), or omit engine"
     if rests:
         return "a pool on Ray cannot rest so far; omit idle_timeout_s, or engine"
     if spec.image.container:

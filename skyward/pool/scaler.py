@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ..core import interrupts
 from ..core.records import dataclass
-from ..errors import BudgetExceeded, NoCapacity, PoolClosed, QuotaExceeded, SkywardError
+from ..errors import BudgetExceeded, NoCapacity, NodeLost, PoolClosed, QuotaExceeded, SkywardError
 from ..events import Emit, PoolScaled, ScalingFailed
 from ..schedule.scaling import REFUSAL_S, Bounds, Demand, Situation, decide
 from ..values.nodes import Nodes
@@ -192,6 +192,8 @@ class PoolScaler:
             error: SkywardError | None = None
             try:
                 error = self._look(is_asked=asked > self._answered)
+            except (NodeLost, PoolClosed) as lost:  # the head is lost, and another one may follow
+                error = lost
             except Exception:
                 self._used_at = self._clock() - _RECENT_S  # look less often
                 if not self._is_stopped:  # otherwise the engine was closed under it
@@ -362,7 +364,8 @@ class PoolScaler:
         is_whole = self._sizing.at_rest == 0 and surplus == before
         busy = []
         for node in sorted(demand.loads, reverse=True):
-            is_surplus = surplus > 0 and (is_whole or node not in self._sizing.kept)
+            may_go = node not in members.last and (is_whole or node not in self._sizing.kept)
+            is_surplus = surplus > 0 and may_go
             if node not in leaving and not is_surplus:
                 continue
             if not demand.loads[node] and members.give_back(node):

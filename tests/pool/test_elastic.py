@@ -20,7 +20,7 @@ from skyward.events import Emit, Event, PoolScaled, ScalingFailed
 from skyward.pool import scaler
 from skyward.testing import Faults
 from skyward.values.machine import Machine, Offer, PoolSpec
-from tests.engines import is_moving
+from tests.engines import hosted_pool, is_moving
 from tests.waiting import until
 
 
@@ -52,10 +52,10 @@ class Elastic:
         return [(e.before, e.nodes) for e in self.events if isinstance(e, PoolScaled)]
 
 
-@pytest.fixture(scope="module")
-def made() -> Iterator[Elastic]:
+@pytest.fixture(scope="module", params=[sky.ComputePool, hosted_pool], ids=["direct", "hosted"])
+def made(request: pytest.FixtureRequest) -> Iterator[Elastic]:
     events: list[Event] = []
-    pool = sky.ComputePool(
+    pool = request.param(
         sky.Local(), nodes=(1, 3), idle_timeout_s=60.0, logs=False, console=False, on_event=events.append
     )
     with pool:
@@ -65,7 +65,7 @@ def made() -> Iterator[Elastic]:
 @pytest.fixture
 def elastic(made: Elastic) -> Elastic:
     made.pool.scale(1)
-    until(lambda: len(made.pool.agent_pids()) == 1)
+    until(lambda: len(made.pool.agent_pids()) == made.pool.nodes == 1)
     made.pool.scale(None)
     made.events.clear()
     return made
@@ -172,6 +172,11 @@ def test_waiting_calls_get_further_nodes(elastic: Elastic, tmp_path: Path) -> No
     grown = [event for event in elastic.events if isinstance(event, PoolScaled) and event.before < event.nodes]
     assert grown[0].before == 1
     assert "wait" in grown[0].reason
+
+
+def test_a_gang_that_is_larger_than_the_pool_gets_its_nodes(elastic: Elastic) -> None:
+    assert sorted(place.with_options(nodes=3)() >> elastic.pool) == [(0, 3, 3), (1, 3, 3), (2, 3, 3)]
+    assert elastic.pool.nodes == 3
 
 
 def test_a_call_to_a_node_that_is_not_there_brings_it(elastic: Elastic) -> None:

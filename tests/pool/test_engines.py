@@ -24,8 +24,8 @@ RAY: dict[str, Any] = {"provider": SSH, "nodes": 2, "engine": "ray"}
         ({"provider": sky.Local()}, "engine='ray': not supported with local, so far only with sky.SSH"),
         ({"any_of": [SSH, sky.Local()], "provider": None}, "engine='ray': not supported with ssh or local"),
         ({"nodes": 1}, "engine='ray': joins several nodes, and this pool has one; set nodes=2"),
-        ({"nodes": (1, 2)}, "engine='ray': needs a fixed number of nodes so far; set nodes=4"),
-        ({"nodes": (0, 2)}, "engine='ray': needs a fixed number of nodes so far; set nodes=4"),
+        ({"nodes": (0, 1)}, "engine='ray': joins several nodes, and this pool has one; set nodes=2"),
+        ({"nodes": (0, 2)}, "engine='ray': needs a node at all times so far; set nodes=(1, 2), or omit engine"),
         ({"idle_timeout_s": 60}, "engine='ray': a pool on Ray cannot rest so far; omit idle_timeout_s"),
         ({"image": sky.Image(container="debian")}, "engine='ray': not supported with Image.container so far; use pip="),
         (
@@ -61,6 +61,8 @@ def way_of(**options: Any) -> tuple[Way, float]:
 def test_auto_is_ray_later_for_a_fixed_number_of_nodes_that_is_at_least_2() -> None:
     assert way_of() == way_of(engine="auto") == (Way.RAY_OR_LENT, RAY_AFTER_S)
     assert way_of(engine="ray") == (Way.RAY, 0.0)
+    assert way_of(engine="ray", nodes=(1, 2)) == (Way.RAY, 0.0)
+    assert way_of(engine="ray", idle_timeout_s=60, on_idle="close") == (Way.RAY, 0.0)
     assert way_of(engine="direct") == (Way.DIRECT, 0.0)
 
 

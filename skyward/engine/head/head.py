@@ -35,6 +35,7 @@ from ..gang import StartedRank
 from ..link import Readable
 from .client_calls import ClientCalls, must_be_known
 from .client_link import ClientLink
+from .coming_nodes import ComingNodes
 from .door import LinkRefused, PassedEnds
 from .journal import HeadJournal
 from .kept_calls import CallPosition, KeptCall, KeptCalls, KeptOrder
@@ -104,6 +105,9 @@ class Head:
         self._ways = NodeWays(config, engine, self.turns, lent=self._lent, request=self._request, kept=self._kept)
         if not self.was_killed:
             self._ways.are_open.set()
+        self._coming = ComingNodes(engine.members, left=self._on_left)
+        if not config.heads_before:
+            self._coming.are_known.set()
         self._requests = Requests(
             self._tell, self._later_on, verbs=self._verbs(), slow=self._slow_verbs(), later=self._later()
         )
@@ -306,6 +310,7 @@ class Head:
             gone = frozenset(machine.node for machine in machines) - there
             take_up_early(self._of_client(), [OpenCall(*fields) for fields in told], held, ranks, gone)
             self._cancel_rest(held, ranks)
+        self._coming.are_known.set()
 
     def _on_up(self, node: int) -> None:
         link = self._ledger.links[node]
@@ -316,6 +321,12 @@ class Head:
                 ask = partial(self._requests.begin, "came")
                 link.gate = StartGate(self._ledger, must_be_known, ask, self.engine.delays_starts)
         self._tell_facts()
+
+    def _on_left(self, node: int) -> None:
+        """Forget a node that was given back."""
+        self._ways.lose(node, will_return=False)
+        with self._ledger:
+            self._tell_facts()
 
     def _register(self) -> None:
         """Handle the frames of whoever is the client."""
@@ -542,6 +553,7 @@ class Head:
             "ray_runs": lambda companions: self._note(companions=companions),
             "there": lambda: engine.members.there,
             "is_idle": lambda: engine.members.is_idle,
+            "expect": engine.members.expect,
             "shared_withdraw": self._on_shared(engine.shared.withdraw),
             "shared_forget": self._on_shared(engine.shared.forget),
             "shared_end": lambda number: self._on_shared(engine.shared.end)(number) or self._shared.pop(number, None),
@@ -552,6 +564,7 @@ class Head:
         return {
             "use": self._use,
             "go_on_after": self._go_on_after,
+            **self._coming.verbs,
             "ray_stands": self._ways.drive,
             "ask": engine.questions.ask,
             "cancel_all": engine.cancel_all,

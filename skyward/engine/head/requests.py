@@ -24,6 +24,7 @@ _ASKED_AGAIN = frozenset(
         *("nodes_of",),
         *("wait_idle", "wait_stopped", "cancel_all", "close_actors", "leave", "close"),
         *("ray_there", "ray_runs", "blueprint"),
+        *("demand", "node_leaves", "stay", "move_values", "give_back", "refuse_resting"),
         *("shared", "shared_withdraw", "shared_forget"),  # what the killed one did with them is lost with it
     }
 )

@@ -143,6 +143,8 @@ class RayRaiser:
         self._is_given_up = self._is_cut = False
         self._is_first = True
         """Whether no earlier client has raised one."""
+        self.has_begun = False
+        """Whether `begin` was called."""
         self._has_ended = True
         """Whether its thread does not run."""
         self._starts = 0
@@ -183,6 +185,7 @@ class RayRaiser:
             ask: Asks the head.
             attaches: Whether an earlier client has raised one.
         """
+        self.has_begun = True
         self._machines, self._head, self._ask = machines, head, ask
         self._is_first = not attaches
         is_adopted = attaches and self._adopt()
@@ -210,6 +213,12 @@ class RayRaiser:
                 ray.ended.set()
         if ray is not None:
             self._lose(ray, "the head of the pool is gone")
+
+    def forget(self, node: int) -> None:
+        """Forget Ray's processes on a node that was given back. They end with it."""
+        with self._lock:
+            if self._ray is not None:
+                self._ray.companions.pop(node, None)
 
     def why_needed(self, limit_s: float) -> str:
         """Return why the head still needs the client's channels, after at most this time; empty: it does not."""

@@ -1,0 +1,51 @@
+"""Nodes that come and go while a head runs: requests of its client, which decides and has the machines."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from ..members import Membership
+
+
+class ComingNodes:
+    """Verbs of the client about the nodes. They may take time, and wait until the nodes of an earlier head are known.
+
+    Args:
+        members: Nodes of the engine.
+        left: Called with the number of a node that was given back.
+    """
+
+    def __init__(self, members: Membership, *, left: Callable[[int], object]) -> None:
+        self._members = members
+        self._left = left
+        self.are_known = threading.Event()
+        """Set when the nodes of an earlier head are known. Until then, all would seem to be at rest."""
+        verbs: Mapping[str, Callable[..., Any]] = {
+            "demand": members.demand,
+            "join": members.join,
+            "node_leaves": self._leave,
+            "stay": lambda count: (members.stay(count), sorted(members.leaving)),
+            "move_values": members.move_values,
+            "give_back": self._give_back,
+            "refuse_resting": members.refuse_resting,
+        }
+        self.verbs = {verb: partial(self._once_known, act) for verb, act in verbs.items()}
+
+    def _once_known(self, act: Callable[..., Any], *arguments: Any) -> Any:
+        self.are_known.wait()  # in a thread of the request, which ends with this process
+        return act(*arguments)
+
+    def _leave(self, node: int) -> list[int]:
+        """Send a node no new calls, and return all nodes that get none."""
+        self._members.leave(node)
+        return sorted(self._members.leaving)
+
+    def _give_back(self, node: int) -> bool:
+        """Stop using a node. Return False if it is in use."""
+        is_gone = self._members.give_back(node)
+        if is_gone:
+            self._left(node)
+        return is_gone

@@ -1,0 +1,145 @@
+"""Nodes of a pool whose scheduler runs in a head: the head says what they do, and the client says which there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from ..schedule.scaling import Demand
+from ..values.machine import Machine
+from .head.requests import Requests
+from .ledger import Ledger
+from .next_head import without_ways
+
+
+class HostedMembers:
+    """Nodes that come and go; see `PoolMembers`. Thread-safe.
+
+    The machines in the ledger are those of the nodes that are there, of lost ones that will be replaced, and of those
+    that join. If the head is lost, the next one gets all of them.
+
+    Args:
+        ledger: Shared state of the client's engine.
+        requests: Requests to the head.
+        beside: Returns the node beside the head; None: the head is on this machine.
+        joined: Called when further nodes are there.
+        left: Called with the number of a node that was given back.
+    """
+
+    keeps: Callable[[int], bool] = staticmethod(lambda node: False)
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        requests: Requests,
+        *,
+        beside: Callable[[], int | None],
+        joined: Callable[[], object],
+        left: Callable[[int], object],
+    ) -> None:
+        self._ledger = ledger
+        self._requests = requests
+        self._beside = beside
+        self._joined = joined
+        self._left = left
+        self._expected: dict[int, int] = {}
+        """Slots of the nodes that may come."""
+        self._joining: set[int] = set()
+        self._heads = 1
+        """Number of heads so far."""
+        self._leaving: frozenset[int] = frozenset()
+
+    @property
+    def there(self) -> tuple[int, ...]:
+        with self._ledger.lock:
+            return tuple(sorted(set(self._ledger.machines) - self._joining - self._leaving))
+
+    @property
+    def last(self) -> frozenset[int]:
+        beside = self._beside()
+        return frozenset() if beside is None else frozenset((beside,))
+
+    @property
+    def is_idle(self) -> bool:
+        ledger = self._ledger
+        with ledger.lock:
+            if ledger.tasks or ledger.gangs or ledger.actors:
+                return False
+        return bool(self._requests.ask("is_idle"))
+
+    def demand(self) -> Demand:
+        demand: Demand = self._requests.ask("demand")
+        return demand
+
+    def expect(self, nodes: Iterable[int], slots: int) -> None:
+        with self._ledger:
+            self._expected |= dict.fromkeys(nodes, slots)
+            self._tell_expected()
+
+    def _tell_expected(self) -> None:
+        by_slots: dict[int, list[int]] = {}
+        for node, slots in self._expected.items():
+            if node not in self._ledger.machines:
+                by_slots.setdefault(slots, []).append(node)
+                # The scheduler here places nothing. It only knows that there may be such a node.
+                self._ledger.scheduler.node_absent(node, slots)
+        for slots, nodes in by_slots.items():
+            self._requests.tell("expect", nodes, slots)
+
+    def join(self, machines: Sequence[Machine]) -> None:
+        nodes = {machine.node for machine in machines}
+        with self._ledger:  # in one block: another head gets the request, or these machines with all others
+            heads = self._heads
+            self._joining |= nodes
+            self._ledger.machines.update((machine.node, machine) for machine in machines)
+            asked = self._requests.begin("join", [without_ways(machine) for machine in machines])
+        try:
+            asked.result()
+        except BaseException:
+            with self._ledger:
+                if self._heads == heads or not self._ledger.is_open:
+                    for node in nodes:
+                        self._ledger.machines.pop(node, None)
+                    raise
+        finally:
+            with self._ledger:
+                self._joining -= nodes
+        self._joined()
+
+    @property
+    def leaving(self) -> frozenset[int]:
+        return self._leaving
+
+    def leave(self, node: int) -> None:
+        self._leaving = frozenset(self._requests.ask("node_leaves", node))
+
+    def stay(self, count: int) -> int:
+        if not self._leaving:
+            return 0
+        stayed, leaving = self._requests.ask("stay", count)
+        self._leaving = frozenset(leaving)
+        return int(stayed)
+
+    def node_lost(self, node: int) -> None:
+        """Forget that a lost node was leaving, because its replacement takes calls."""
+        self._leaving -= {node}
+
+    def move_values(self, node: int) -> None:
+        self._requests.ask("move_values", node)
+
+    def give_back(self, node: int) -> bool:
+        if not self._requests.ask("give_back", node):
+            return False
+        with self._ledger:
+            self._ledger.machines.pop(node, None)
+            self._leaving -= {node}
+        self._left(node)
+        return True
+
+    def refuse_resting(self, slots: int) -> None:
+        self._requests.ask("refuse_resting", slots)
+
+    def go_on(self) -> None:
+        """Tell another head which nodes may come. Nodes that were leaving take calls there. Needs the ledger's lock."""
+        self._heads += 1
+        self._leaving = frozenset()
+        self._tell_expected()

@@ -1,0 +1,205 @@
+"""Elastic pools with a head: nodes come and go beside its death, and the node beside it stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+import skyward as sky
+from skyward.errors import PoolClosed, RefLost
+from skyward.events import Emit, Event, PoolScaled
+from skyward.testing.engine_suite import appear, wait_for
+from skyward.values.machine import Machine, Offer, PoolSpec
+from tests.engine.test_hosted_faults import heads_of
+from tests.engines import hosted_pool
+from tests.waiting import until
+
+_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gated(sky.Local):
+    """Provider whose further machines come when a gate is open. The first launch is that of the pool's start."""
+
+    gate: threading.Event = field(default_factory=threading.Event)
+    waits: threading.Event = field(default_factory=threading.Event)
+    has_begun: threading.Event = field(default_factory=threading.Event)
+
+    def launch(self, spec: PoolSpec, offers: list[Offer], pool: str, nodes: list[int], emit: Emit) -> list[Machine]:
+        machines = super().launch(spec, offers, pool, nodes, emit)
+        if self.has_begun.is_set():
+            self.waits.set()
+            assert self.gate.wait(_LIMIT_S)
+        self.has_begun.set()
+        return machines
+
+
+@dataclass
+class Elastic:
+    """A pool of one to three nodes with a head, and what it told."""
+
+    pool: sky.ComputePool
+    provider: Gated
+    events: list[Event] = field(default_factory=list)
+
+    def shrink(self) -> None:
+        self.pool.scale(1)
+        until(lambda: len(self.pool.agent_pids()) == self.pool.nodes == 1)
+        self.pool.scale(None)
+        self.events.clear()
+        self.provider.gate.clear()
+        self.provider.waits.clear()
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[Elastic]:
+    events: list[Event] = []
+    provider = Gated(lease_s=60.0)
+    pool = hosted_pool(provider, nodes=(1, 3), idle_timeout_s=60.0, logs=False, console=False, on_event=events.append)
+    with pool:
+        yield Elastic(pool, provider, events)
+        provider.gate.set()
+
+
+@pytest.fixture
+def elastic(made: Elastic) -> Elastic:
+    made.shrink()
+    return made
+
+
+def kill_head() -> None:
+    heads: list[int] = []
+
+    def is_alone() -> bool:
+        heads[:] = heads_of(os.getpid())
+        return len(heads) == 1
+
+    until(is_alone)
+    os.kill(heads[0], signal.SIGKILL)
+
+
+@sky.compute
+def node() -> int:
+    info = sky.instance_info()
+    assert info is not None
+    return info.node
+
+
+@sky.compute
+def hold(folder: Path, name: str) -> int:
+    with open(folder / f"began-{name}", "a", encoding="ascii") as file:
+        file.write("x")
+    wait_for(folder / "go")
+    return node.local()
+
+
+def test_many_waiting_calls_get_further_nodes_soon(elastic: Elastic) -> None:
+    elastic.provider.gate.set()
+    began = time.time()
+    futures = [sky.compute(time.sleep)(0.05) > elastic.pool for _ in range(100)]
+    for future in futures:
+        future.result(_LIMIT_S)
+    grown = [event for event in elastic.events if isinstance(event, PoolScaled) and event.before < event.nodes]
+    assert grown[0].at - began < 2.0
+    assert elastic.pool.nodes == grown[-1].nodes
+
+
+def test_a_head_that_dies_during_a_launch_costs_no_call_and_no_node(elastic: Elastic, tmp_path: Path) -> None:
+    pool = elastic.pool
+    waiting = [hold(tmp_path, str(number)) > pool for number in range(3)]
+    named = node() > pool.node(2)
+    assert elastic.provider.waits.wait(_LIMIT_S)
+    kill_head()
+    elastic.provider.gate.set()
+    until(lambda: pool.nodes > 1)
+    kill_head()
+    appear(tmp_path / "go")
+    assert {future.result(_LIMIT_S) for future in waiting} <= {0, 1, 2}
+    assert named.result(_LIMIT_S) == 2
+    assert [(tmp_path / f"began-{number}").read_text() for number in range(3)] == ["x"] * 3
+    assert sky.compute(abs)(-1) >> pool == 1  # by the last head
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_head_that_dies_while_nodes_join_leaves_them_to_the_next(elastic: Elastic, number: int) -> None:
+    pool = elastic.pool
+    elastic.provider.gate.set()
+    scaling = threading.Thread(target=pool.scale, args=(3,))
+    scaling.start()
+    assert elastic.provider.waits.wait(_LIMIT_S)
+    time.sleep(number * 0.01)  # before, while or after they join: each is right
+    kill_head()
+    scaling.join(_LIMIT_S)
+    assert node() @ pool == [0, 1, 2]
+    assert len(pool.agent_pids()) == 3
+
+
+def test_nodes_that_were_leaving_go_after_the_death_of_the_head(elastic: Elastic, tmp_path: Path) -> None:
+    pool = elastic.pool
+    elastic.provider.gate.set()
+    pool.scale(3)
+    running = [hold(tmp_path, str(number)) > pool for number in range(3)]
+    for number in range(3):
+        wait_for(tmp_path / f"began-{number}")
+    pool.scale(1)
+    until(lambda: pool.nodes == 1)
+    kill_head()
+    appear(tmp_path / "go")
+    assert sorted(future.result(_LIMIT_S) for future in running) == [0, 1, 2]
+    until(lambda: len(pool.agent_pids()) == pool.nodes == 1)
+    assert node() @ pool == list(pool.agent_pids())
+
+
+@pytest.mark.parametrize("killed", ["head", "target", "source"])
+def test_a_value_that_moves_off_a_node_is_whole_or_lost_with_its_node(elastic: Elastic, killed: str) -> None:
+    pool = elastic.pool
+    elastic.provider.gate.set()
+    pool.scale(2)
+    # With a value of its own, the first node is not given back in place of the other.
+    own, kept = [sky.compute(bytes)(3_000_000 + number).keep() >> pool.node(number) for number in (0, 1)]
+    agents = pool.agent_pids()
+    os.kill(agents[0], signal.SIGSTOP)  # a move cannot end now
+    pool.scale(1)
+    time.sleep(0.2)  # several looks at the pool
+    assert len(pool.agent_pids()) == 2
+    if killed == "head":
+        kill_head()
+        os.kill(agents[0], signal.SIGCONT)
+    else:
+        os.kill(agents[0 if killed == "target" else 1], signal.SIGKILL)
+        if killed == "source":
+            os.kill(agents[0], signal.SIGCONT)
+    if killed == "source":
+        with pytest.raises(RefLost):
+            kept.get()
+    else:
+        until(lambda: len(pool.agent_pids()) == 1)
+        assert len(kept.get()) == 3_000_001
+        assert sky.compute(len)(kept) >> pool == 3_000_001
+    if killed != "target":
+        assert len(own.get()) == 3_000_000
+
+
+def test_a_pool_that_is_closed_while_nodes_come_ends_their_launch() -> None:
+    provider, errors = Gated(), list[BaseException]()
+
+    def scale(pool: sky.ComputePool) -> None:
+        try:
+            pool.scale(2)
+        except PoolClosed as error:
+            errors.append(error)
+
+    with hosted_pool(provider, nodes=(1, 2), logs=False, console=False) as pool:
+        scaling = threading.Thread(target=scale, args=(pool,))
+        scaling.start()
+        assert provider.waits.wait(_LIMIT_S)
+        threading.Timer(0.3, provider.gate.set).start()
+    scaling.join(_LIMIT_S)
+    assert [type(error) for error in errors] == [PoolClosed]

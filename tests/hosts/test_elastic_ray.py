@@ -1,0 +1,56 @@
+"""An elastic pool on hosts whose nodes Ray joins: its nodes come, join Ray, and go with nothing left."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import skyward as sky
+from skyward.events import Event, NodeLost, PoolScaled
+from tests.hosts.bed import Bed
+from tests.hosts.faults import Place, nested_call_s, nothing_runs_on, ray_processes
+from tests.hosts.host import Host
+from tests.hosts.index import PackageIndex
+from tests.waiting import until
+
+pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(300)]
+
+LIMIT_S = 120.0
+"""Longest wait for Ray on a busy machine."""
+
+# Calls travel by value, because this module is not on the nodes.
+where = sky.compute(lambda: os.uname().nodename)
+
+
+def test_nodes_come_for_waiting_calls_join_ray_and_go_when_their_values_have_moved(
+    bed: Bed, hosts: Callable[[int], list[Host]], ray_index: PackageIndex
+) -> None:
+    place = Place(bed=bed, index=ray_index, hosts=hosts(3))
+    names, events = [host.name for host in place.hosts], list[Event]()
+    options: dict[str, Any] = {"image": place.image, "nodes": (1, 3), "logs": False, "console": False}
+    with sky.ComputePool(place.ssh(), engine="ray", on_event=events.append, **options) as pool:
+        assert (where() @ pool, pool.engine) == (names[:1], "direct")
+        began = time.time()
+        futures = [sky.compute(time.sleep)(0.3) > pool for _ in range(100)]
+        until(lambda: pool.nodes == 3)
+        grown = next(event for event in events if isinstance(event, PoolScaled))
+        assert grown.at - began < 2.0
+        assert [future.result(LIMIT_S) for future in futures] == [None] * 100
+        until(lambda: pool.engine == "ray", within_s=LIMIT_S)
+        assert where() @ pool == names
+        assert nested_call_s(pool, on=1, to=2) < 1.0
+        kept: Any = sky.compute(bytes)(20_000_000).keep() >> pool.node(2)
+        pool.scale(1)
+        until(lambda: list(pool.agent_pids()) == [0])
+        nothing_runs_on(place.hosts[1:], 10.0)
+        assert ray_processes(place.hosts[0])
+        assert len(kept.get()) == 20_000_000
+        pool.scale(2)
+        until(lambda: pool.engine == "ray", within_s=LIMIT_S)
+        assert where() @ pool == names[:2]
+        assert not [event for event in events if isinstance(event, NodeLost)]
+    nothing_runs_on(place.hosts, 5.0)
