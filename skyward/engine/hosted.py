@@ -133,7 +133,7 @@ class HostedEngine:
         is_detached = bool(config.detached_for_s)
         self._calls = calls = HostedCalls(ledger, requests, is_detached=is_detached)
         self.leader = HostedCallers(lambda task, nodes: self.submit(task, nodes=nodes), self.cancel)
-        self.streams = HostedStreams(ledger, calls.forget, calls.took, tells_each_item=is_detached)
+        self.streams = HostedStreams(ledger, calls.forget, calls.took, calls.inputs, tells_each_item=is_detached)
         self.questions = HostedQuestions(requests)
         self.channels = HostedChannels(ledger, {})
         self.shared = HostedShared(requests, numbers)
@@ -160,6 +160,8 @@ class HostedEngine:
             end=calls.end,
             on_facts=self._on_facts,
             came=calls.came,
+            sent=calls.sent,
+            took_input=calls.inputs.taken,
             read=calls.read if is_detached else None,
             plain={
                 **self._lender.handlers,
@@ -509,6 +511,7 @@ class HostedEngine:
         return {
             "actor_moved": self._actor_moved,
             "came": lambda: None,
+            "inputs_at": self._inputs_at,
             "retried": self._retried,
             "thing": lambda kind, name, is_there: self._heads.note_thing((kind, name), is_there=is_there),
         }
@@ -521,6 +524,9 @@ class HostedEngine:
 
     def _retried(self, number: int, left: tuple[Any, ...]) -> None:
         self._calls.retried(number, left)
+
+    def _inputs_at(self, number: int, positions: dict[int, tuple[Any, ...]]) -> None:
+        self._calls.inputs_at(number, positions)
 
     def _on_node_lost(self, node: int) -> None:
         self._calls.doubt(node)

@@ -23,6 +23,7 @@ from ..values.launch_facts import LaunchFacts
 from ..wire.channel import CONTROL
 from ..wire.frames import FrameKind
 from ..wire.stream import StreamChannel
+from ..wire.tasks import TaskHead
 from .followed import Follower, follow_up
 from .gang import Gang
 from .head.kept_calls import CallFacts, CallPosition
@@ -30,6 +31,7 @@ from .head.messages import CallMessage, GangMessage, OpenCall, pack_call
 from .head.requests import Requests
 from .head_link import HeadLink
 from .ledger import Ledger
+from .sent_inputs import InputPosition, SentInputs
 from .tasks import CallTask, Loss, Task, cannot_send
 
 _PERMITTED = 16
@@ -89,6 +91,7 @@ class HostedCalls:
         """Progress of each open call."""
         self._permitted = 0
         """Number of calls that may begin beside the head before they are known here."""
+        self.inputs = SentInputs(are_kept=not is_detached)
         self.link: HeadLink | None = None
         self.ended = self.failed = 0
         """Numbers of this client's calls that have ended, and that have failed. A head counts from its own start."""
@@ -215,6 +218,7 @@ class HostedCalls:
     def forget(self, call: Task | Gang) -> None:
         """Forget a call that has ended, or that nobody waits for."""
         progress = self._progress.pop(call.id, None)
+        self.inputs.forget(call.id)
         self._permitted -= progress is not None and progress.is_permitted
         if isinstance(call, Gang):
             self._ledger.gangs.pop(call.id, None)
@@ -275,6 +279,31 @@ class HostedCalls:
         progress = self._progress.get(number)
         if progress is not None:
             progress.taken += count
+
+    def sent(self, number: int) -> None:
+        """Note that a call is on its way to a node, which has no item of its iterators."""
+        if self.inputs.waits(number):
+            self._resume_inputs(number, {})
+
+    def inputs_at(self, number: int, positions: dict[int, tuple[Any, ...]]) -> None:
+        """Go on with the iterators of a call that runs. `positions`: fields of their `InputPosition`, by argument."""
+        with self._ledger:
+            self._resume_inputs(number, {lane: InputPosition(*fields) for lane, fields in positions.items()})
+
+    def _resume_inputs(self, number: int, positions: dict[int, InputPosition]) -> None:
+        task, link = self._ledger.tasks.get(number), self.link
+        if task is None or link is None:
+            return
+        try:
+            missed = self.inputs.resume(link, number, positions)
+        except OSError as error:
+            failure = cannot_send(repr(task.name), error)
+            self.cancel(number)
+            self._ledger.after.append(lambda: task.on_failed(failure))
+            return
+        for lane, count in missed.items():
+            self._ledger.after += [partial(task.on_input_credit, lane)] * count
+        self._ledger.dirty.add(link)
 
     def end_again(self, before: HeadLink, link: HeadLink) -> None:
         """Tell the next head which calls were read or given up, if the killed one may have missed that."""
@@ -340,6 +369,8 @@ class HostedCalls:
             is_begun, was_permitted = self._is_begun(number), progress.is_permitted
             self._permitted -= was_permitted
             progress.is_permitted = False
+            if TaskHead(*progress.message.head).inputs:
+                self.inputs.wait(number)
             self._begin(call, progress.message)
             if number in unsent and not progress.was_told:
                 continue

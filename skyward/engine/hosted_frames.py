@@ -54,6 +54,8 @@ class HostedFrames:
         end: Removes a call that has ended from the ledger.
         on_facts: Takes the facts of the nodes.
         came: Called with the number of a call for each of its frames that the head counts; see `head.kept_calls`.
+        sent: Called with the number of each task that is on its way to a node.
+        took_input: Called with the number of a call and of an argument for each item that the call has taken.
         read: Called with the number of a call once its outcome was read, which another client could otherwise take.
             None: no other client can.
         plain: Further handlers that need the frame only, by kind.
@@ -70,6 +72,8 @@ class HostedFrames:
         end: _EndsCall,
         on_facts: Callable[[bytes], object],
         came: Came,
+        sent: Callable[[int], object],
+        took_input: Callable[[int, int], object],
         read: Callable[[int], object] | None = None,
         plain: Mapping[int, PlainHandler],
         others: Mapping[int, Handler],
@@ -81,6 +85,8 @@ class HostedFrames:
         self._end = end
         self._on_facts = on_facts
         self._came = came
+        self._sent = sent
+        self._took_input = took_input
         self._read = read
         self._shown: dict[int, Callable[[], None]] = {}
         """Functions that wait until the last line of a gang is shown, by gang."""
@@ -131,6 +137,7 @@ class HostedFrames:
         if task is not None:
             task.attempt += 1
             task.on_sent()
+            self._sent(frame.ident)
         elif gang is not None:
             gang.future.set_running()
 
@@ -158,6 +165,7 @@ class HostedFrames:
     def _on_input_credit(self, frame: Frame) -> None:
         task = self._ledger.tasks.get(frame.ident)
         if task is not None:
+            self._took_input(frame.ident, frame.lane)
             self._later(lambda: task.on_input_credit(frame.lane))
 
     def _on_outcome(self, link: Readable, frame: Frame) -> None:

@@ -26,6 +26,7 @@ from .ledger import MANY_OPEN, Ledger
 from .link import NodeLink, resources_of
 from .live_actor import LiveActor
 from .nodes import supply_of
+from .sent_inputs import SentInputs
 from .shared_state import OutcomeFuture, SharedRequests
 from .task_channels import TaskChannels
 from .tasks import StreamTask, Task, cannot_send
@@ -127,6 +128,7 @@ class HostedStreams:
         ledger: Shared state of the client's engine.
         forget: Removes a task from the ledger, under its lock.
         took: Called with the number of a task and the number of its items that the user has read.
+        inputs: Items of iterators that the calls have not taken.
         tells_each_item: Whether the pool is detached; see `Streams`.
     """
 
@@ -135,6 +137,7 @@ class HostedStreams:
         ledger: Ledger,
         forget: Callable[[Task], object],
         took: Callable[[int, int], object],
+        inputs: SentInputs,
         *,
         tells_each_item: bool = False,
     ) -> None:
@@ -142,6 +145,7 @@ class HostedStreams:
         self._ledger = ledger
         self._forget = forget
         self._took = took
+        self._inputs = inputs
         self.link: HeadLink | None = None
 
     def grant(self, task_id: int, count: int) -> None:
@@ -151,13 +155,17 @@ class HostedStreams:
 
     def send_item(self, task_id: int, lane: int, item: Encoded) -> None:
         with self._ledger:
-            if task_id in self._ledger.tasks and self.link is not None:
+            is_open = task_id in self._ledger.tasks and self.link is not None
+            if is_open and self._inputs.add(task_id, lane, item):
+                assert self.link is not None
                 self.link.send_stream_item(task_id, lane, item)
                 self._ledger.dirty.add(self.link)
 
     def end_input(self, task_id: int, kind: int, lane: int) -> None:
         with self._ledger:
-            if task_id in self._ledger.tasks and self.link is not None:
+            is_open = task_id in self._ledger.tasks and self.link is not None
+            if is_open and self._inputs.end(task_id, lane, kind):
+                assert self.link is not None
                 self.link.end_stream(kind, task_id, lane)
                 self._ledger.dirty.add(self.link)
 

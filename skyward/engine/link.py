@@ -397,6 +397,10 @@ class NodeLink(Readable, LineEnd):
             OSError: There is no room to send a blob, and nothing was sent.
         """
         self._hold_blobs(item.blobs, is_from_here=True)
+        self._queue_item(ident, lane, item)
+
+    def _queue_item(self, ident: int, lane: int, item: Encoded) -> None:
+        """Send an item whose blobs are held."""
         self.channel.queue(FrameKind.IN_ITEM, ident, item.body, lane=lane, priority=BLOBS)
         # Released at once: a DROP_BLOB has the same priority, so it reaches the agent behind the item.
         self.release_blobs(item.blobs)

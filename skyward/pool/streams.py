@@ -59,10 +59,15 @@ class InputFeed:
         self._future = future
         self._credit = threading.Semaphore(WINDOW)
         self._is_stopped = False
+        self._is_started = False
         self.error: BaseException | None = None
         """Exception of the iterator."""
 
     def start(self) -> None:
+        """Begin to send. Idempotent: another head sends a call again that had not begun."""
+        if self._is_started:
+            return
+        self._is_started = True
         try:
             threading.Thread(target=self._run, name=f"skyward-feed-{self._task}", daemon=True).start()
         except RuntimeError as error:  # no thread can be started

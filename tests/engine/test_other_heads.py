@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,38 @@ def test_kept_values_stay_where_they_are(pool: sky.ComputePool, tmp_path: Path) 
     assert all(ref.nodes for ref in (*kept, put, unused, late))
     assert [ref.get()[0] for ref in (*kept, put, unused, late)] == [0, 1, ord("5"), ord("6"), ord("7")]
     assert sky.compute(len)(late) @ pool == [600_000] * 2
+
+
+def test_running_calls_get_each_item_of_their_iterators_once(pool: sky.ComputePool, tmp_path: Path) -> None:
+    @sky.compute
+    def read(name: str, items: Iterator[bytes], more: Iterator[int]) -> Iterator[int]:
+        for number, item in enumerate(items):
+            if number % 20 == 10:
+                appear(tmp_path / f"{name}-{number}")
+                wait_for(tmp_path / f"go-{number}")
+            yield item[0]
+        yield sum(more)
+
+    def items(size: int) -> Iterator[bytes]:
+        for number in range(60):
+            yield bytes([number]) * size
+
+    @sky.compute
+    def total(items: Iterator[int]) -> int:
+        return sum(items)
+
+    sizes = {"small": 1, "large": 300_000}
+    streams = [read(name, items(size), iter(range(100))) > pool for name, size in sizes.items()]
+    waiting = [total(iter(range(100))) > pool for _ in range(8)]
+    with ThreadPoolExecutor(2) as readers:
+        values = [readers.submit(lambda stream: list(stream.result(_LIMIT_S)), stream) for stream in streams]
+        for number in (10, 30, 50):
+            for name in sizes:
+                wait_for(tmp_path / f"{name}-{number}")
+            kill_head()
+            appear(tmp_path / f"go-{number}")
+        assert [future.result(_LIMIT_S) for future in values] == [[*range(60), 4950]] * 2
+    assert [future.result(_LIMIT_S) for future in waiting] == [4950] * 8
 
 
 class Counter:

@@ -11,6 +11,7 @@ from skyward.calls.futures import Future
 from skyward.engine.head.start_gate import GatedLink, StartGate
 from skyward.engine.link import NodeLink
 from skyward.wire.frames import FrameKind
+from skyward.wire.payloads import Encoded
 from tests.engine.parts import FarEnd, NotedTask, Parts
 
 
@@ -46,7 +47,7 @@ class Beside(Parts):
 
     def came(self) -> list[tuple[int, int]]:
         """Return kind and task of the frames that the agent has got."""
-        own = FrameKind.TASK, FrameKind.CANCEL
+        own = FrameKind.TASK, FrameKind.CANCEL, FrameKind.IN_ITEM, FrameKind.IN_END
         return [(frame.kind, frame.ident) for frame in self.agent.received() if frame.kind in own]
 
 
@@ -78,3 +79,13 @@ def test_a_cancel_stays_behind_its_call(parts: Beside) -> None:
     assert parts.came() == []
     parts.asked[0].settle(None)
     assert parts.came() == [(FrameKind.TASK, task.id), (FrameKind.CANCEL, task.id)]
+
+
+def test_the_items_of_an_iterator_stay_behind_their_call(parts: Beside) -> None:
+    task, link = parts.submit(), parts.ledger.links[0]
+    with parts.ledger:
+        link.send_stream_item(task.id, 0, Encoded(b"item"))
+        link.end_stream(FrameKind.IN_END, task.id, 0)
+    assert parts.came() == []
+    parts.asked[0].settle(None)
+    assert [kind for kind, _ in parts.came()] == [FrameKind.TASK, FrameKind.IN_ITEM, FrameKind.IN_END]

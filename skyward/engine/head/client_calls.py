@@ -182,7 +182,7 @@ class EarlyCall:
     taken: int = 0
     """Number of items that the client has taken meanwhile."""
 
-    def kept(self, told: OpenCall) -> tuple[KeptCall, KeptOrder | None]:
+    def kept(self, told: OpenCall) -> tuple[KeptCall, KeptOrder]:
         """Return the call as `taken_up` takes it. `told`: how far it was with the earlier head."""
         message, head = self.message, TaskHead(*self.message.head)
         call = KeptCall(
@@ -196,8 +196,7 @@ class EarlyCall:
             cleared=frozenset(told.cleared),
             left=None if told.left is None else RetriesLeft(*told.left),
         )
-        is_lost = head.inputs and told.is_begun  # items that it has taken are gone
-        return call, None if is_lost else KeptOrder(self.body, self.packed.function, self.packed.payload.blobs)
+        return call, KeptOrder(self.body, self.packed.function, self.packed.payload.blobs)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -221,6 +220,8 @@ class ClientCalls:
     """Functions to call then."""
     told_of_retry: Callable[[int, tuple[Any, ...]], object] = lambda number, left: None
     """Tells the client the retries that are left to a call."""
+    told_of_inputs: Callable[[int, dict[int, tuple[Any, ...]]], object] = lambda number, positions: None
+    """Tells the client how far the iterators are of a call that runs."""
     handlers: dict[int, Callable[[Frame], object]] = field(init=False)
     """Handlers by kind of frame."""
 

@@ -225,6 +225,7 @@ class Head:
             kept=self._kept,
             early={} if self._config.heads_before else None,
             told_of_retry=partial(self._requests.tell, "retried"),
+            told_of_inputs=partial(self._requests.tell, "inputs_at"),
         )
 
     def _make_store(self) -> Store:

@@ -15,6 +15,7 @@ from typing import Any
 
 from ...calls.futures import Future
 from ...wire.frames import FrameKind
+from ...wire.payloads import Encoded
 from ...wire.tasks import pack_task
 from ..ledger import Ledger
 from ..link import NodeLink
@@ -44,17 +45,17 @@ class StartGate:
         self.must_wait = must_wait
         self._ask = ask
         self._measured = measured
-        self.waiting: dict[int, list[tuple[int, bytes, int]]] = {}
-        """Kind, body and lane of the frames of each task, in their order."""
+        self.waiting: dict[int, list[Callable[[], object]]] = {}
+        """Functions that send the frames of each task, in their order."""
         self._is_asking = False
         self._round_trips: deque[float] = deque(maxlen=_ROUND_TRIPS)
 
     def close_for(self, link: GatedLink, task: Task) -> None:
         """Let the frames of a task wait."""
-        frames = self.waiting[task.id] = []
+        self.waiting[task.id] = []
         if task.grant is not None:
-            frames.append((FrameKind.GRANT, task.grant.pack(), 0))
-        frames.append((FrameKind.TASK, pack_task(task.head, task.payload.body), 0))
+            link.send(FrameKind.GRANT, task.id, task.grant.pack())
+        link.send(FrameKind.TASK, task.id, pack_task(task.head, task.payload.body))
         if not self._is_asking:
             self._is_asking = True
             self._ledger.after.append(partial(self._announce, link))  # behind the announcement, which follows
@@ -69,8 +70,8 @@ class StartGate:
             return  # the head ends
         with self._ledger:
             for number in numbers:
-                for kind, body, lane in self.waiting.pop(number, ()):
-                    link.send(kind, number, body, lane=lane)
+                for send in self.waiting.pop(number, ()):
+                    send()
             self._ledger.dirty.add(link)
             self._round_trips.append(time.monotonic() - began)
             self._measured(link, 2 * min(self._round_trips))  # a task may come just after a question
@@ -92,8 +93,26 @@ class GatedLink(NodeLink):
         self.gate.close_for(self, task)
 
     def send(self, kind: int, ident: int = 0, body: bytes = b"", *, lane: int = 0) -> None:
-        frames = None if self.gate is None else self.gate.waiting.get(ident)
-        if frames is None:
+        waiting = self._waiting_of(ident)
+        if waiting is None:
             super().send(kind, ident, body, lane=lane)
         else:
-            frames.append((kind, body, lane))
+            waiting.append(partial(super().send, kind, ident, body, lane=lane))
+
+    def send_stream_item(self, ident: int, lane: int, item: Encoded) -> None:
+        waiting = self._waiting_of(ident)
+        if waiting is None:
+            super().send_stream_item(ident, lane, item)
+        else:
+            self._hold_blobs(item.blobs, is_from_here=True)
+            waiting.append(partial(self._queue_item, ident, lane, item))
+
+    def end_stream(self, kind: int, ident: int, lane: int) -> None:
+        waiting = self._waiting_of(ident)
+        if waiting is None:
+            super().end_stream(kind, ident, lane)
+        else:
+            waiting.append(partial(super().end_stream, kind, ident, lane))
+
+    def _waiting_of(self, task: int) -> list[Callable[[], object]] | None:
+        return None if self.gate is None else self.gate.waiting.get(task)

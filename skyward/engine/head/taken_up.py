@@ -42,6 +42,8 @@ class HeldProgress(NamedTuple):
     credit: int
     """Items that it was granted."""
     devices: tuple[int, ...] | None
+    inputs: dict[int, tuple[Any, ...]]
+    """Fields of the `InputPosition` of its iterators, by argument."""
 
 
 def held_by_nodes(ledger: Ledger, *, are_new_ones_empty: bool = False) -> dict[int, HeldProgress] | None:
@@ -53,11 +55,14 @@ def held_by_nodes(ledger: Ledger, *, are_new_ones_empty: bool = False) -> dict[i
     nothing: dict[str, Any] | None = {} if are_new_ones_empty else None
     told = {node: link.facts.pop("held", nothing) for node, link in ledger.links.items()}
     for node, tasks in told.items():
-        ranks = ledger.links[node].facts.get("ranks", {})
+        facts = ledger.links[node].facts
+        ranks, positions = facts.get("ranks", {}), facts.pop("inputs", {})
         for number, (first, credit, devices) in (tasks or {}).items():
             if number in ranks:
                 continue
-            held[int(number)] = HeldProgress(node, first, credit, None if devices is None else tuple(devices))
+            own = None if devices is None else tuple(devices)
+            inputs = {int(lane): tuple(position) for lane, position in positions.get(number, {}).items()}
+            held[int(number)] = HeldProgress(node, first, credit, own, inputs)
     return None if None in told.values() else held
 
 
@@ -209,6 +214,8 @@ def _go_on_with(
     client.engine.take_up(task, progress.node, message.nodes, progress.devices)
     if call.form == "stream" and call.first > progress.credit:
         client.engine.streams.grant(call.number, call.first - progress.credit)
+    if TaskHead(*message.head).inputs:
+        client.told_of_inputs(call.number, progress.inputs)
 
 
 def _fail(client: ClientCalls, call: KeptCall) -> None:

@@ -122,7 +122,7 @@ class NodeTasks:
         Returns:
             As "held" `HeldFrames.progress` and the devices, by task. As "blobs" what `pack_places` makes. As "actors"
             whether each is made, the tasks that it runs, and its devices, by its number. As "ranks" the notes of those
-            that have begun, by task.
+            that have begun, by task. As "inputs" `SlotProcess.inputs`.
         """
         self.on_client_gone()
         for slot in self._all_slots():
@@ -137,7 +137,9 @@ class NodeTasks:
         told = {task: (*held.progress(task), self._granted.devices_of(task)) for task in (*running, *held)}
         alive = {actor: (slot.has_returned, [*slot.running], slot.booked) for actor, slot in actors.items()}
         ranks = {task: slot.note for slot in self.placing.ranks.values() for task in slot.running if slot.note}
-        return {"held": told, "blobs": pack_places(blobs), "actors": alive, "ranks": {**held.ranks, **ranks}}
+        inputs = {task: slot.inputs[task] for slot in slots for task in slot.running if task in slot.inputs}
+        facts = {"held": told, "blobs": pack_places(blobs), "actors": alive, "inputs": inputs}
+        return {**facts, "ranks": {**held.ranks, **ranks}}
 
     def on_settled(self, frame: Frame) -> None:
         if self.held is not None:
@@ -307,10 +309,16 @@ class NodeTasks:
             self.placing.keep_blob(slot, frame)
         elif kind in (FrameKind.LOG, FrameKind.DISPLAY):
             self._log(frame.ident, DISPLAYS if kind == FrameKind.DISPLAY else frame.lane, frame.body)
+        elif kind == FrameKind.IN_CREDIT:
+            slot.count_input(frame)
+            self.forward(frame)
         elif kind != FrameKind.READY:
-            if kind == FrameKind.ITEM:
-                self._read_output(slot, flush=False)
-            (self._deliver if kind in _VALUES else self.forward)(frame)
+            self._pass_on(slot, frame)
+
+    def _pass_on(self, slot: SlotProcess, frame: Frame) -> None:
+        if frame.kind == FrameKind.ITEM:
+            self._read_output(slot, flush=False)
+        (self._deliver if frame.kind in _VALUES else self.forward)(frame)
 
     def _settle_kept(self, slot: SlotProcess, frame: Frame) -> Frame:
         """Hand the blobs of a value that stays here over to the client. Without room for one, return an error."""

@@ -18,6 +18,7 @@ from .granted import GrantedSlots
 from .loop import EventLoop
 from .slots import PendingSlot, SlotProcess
 
+_INPUTS = frozenset((FrameKind.IN_ITEM, FrameKind.IN_END, FrameKind.IN_ERROR))
 _SHELF_NS = 1_000_000
 """Work in nanoseconds that a shelf is for. A slot always has its next task, so only tiny tasks wait several at once."""
 _TINY_NS = 50_000
@@ -309,6 +310,8 @@ class Placement:
             pending.following.append(frame)
 
     def _queue_stream_frame(self, slot: SlotProcess, frame: Frame) -> None:
+        if frame.kind in _INPUTS:
+            slot.count_input(frame)
         if frame.kind == FrameKind.IN_ITEM:
             for digest, _ in references(frame.body):
                 if digest in self._blobs:  # a missing one fails the item in its task: blobs come ahead of their item

@@ -15,7 +15,7 @@ from ...errors import InternalError
 from ...values.devices import NO_GRANT, Grant
 from ...values.topology import Rank
 from ...wire.channel import Channel, ChannelClosed
-from ...wire.frames import Frame
+from ...wire.frames import Frame, FrameKind
 from ...wire.tasks import is_plain
 from ..slot.page import CANCEL, CURRENT, DRAINED, ENDED, INDEX, PAGE_GROUP, READING, map_page
 from ..slot.shelf import Shelf
@@ -85,6 +85,8 @@ class SlotProcess:
     """Whether its shelf was taken back. That leaves void frames in the socket, at most one shelf per running task."""
     kept: dict[int, list[bytes]] = field(default_factory=dict)
     """Digests of blobs that stay on the node, by the task whose value is still to come."""
+    inputs: dict[int, dict[int, list[int]]] = field(default_factory=dict)
+    """Numbers of items that have come, that were taken, and of ends, by task and argument, for the next head."""
     functions: set[bytes] = field(default_factory=set)
     mapped: set[bytes] = field(default_factory=set)
     """Digests of large blobs of which the process may keep a mapping."""
@@ -146,12 +148,18 @@ class SlotProcess:
     def ended(self, task: int) -> None:
         """Note the end of a task. The first task on the shelf is the next to run."""
         self.running.pop(task, None)
+        self.inputs.pop(task, None)
         self.cancelled.discard(task)
         if self.held == task:
             self.held = 0
         self.is_shelf_spent = False
         if not self.running:
             self.take_from_shelf()
+
+    def count_input(self, frame: Frame) -> None:
+        """Count a frame of an iterator."""
+        counts = self.inputs.setdefault(frame.ident, {}).setdefault(frame.lane, [0, 0, 0])
+        counts[0 if frame.kind == FrameKind.IN_ITEM else 1 if frame.kind == FrameKind.IN_CREDIT else 2] += 1
 
     def take_from_shelf(self) -> None:
         """Count the first shelved task as sent: the slot has begun it, or is about to."""
