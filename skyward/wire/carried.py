@@ -21,6 +21,12 @@ BATCH_BYTES: Final = 64 * 1024
 """Most bytes of a batch. Ray keeps larger arguments in its object store, which takes longer."""
 _WAITING_BYTES: Final = 4 * BATCH_BYTES
 """Bytes that may wait to be given before nothing more is read."""
+_LITTLE_BYTES: Final = BATCH_BYTES // 4
+_FEW: Final = 2
+_FEW_S: Final = 0.01
+"""Seconds in which a side gives no more than `_FEW` batches of little. A batch costs both processes almost a
+millisecond. Calls that follow on each other need one of each side.
+"""
 _OPEN_S: Final = 2.0
 """Longest time for the other side to open a stream. It is short: there is another way, and leases go on."""
 _PIECE: Final = "<QBI"  # not a Struct, which Ray could not copy to its nodes
@@ -110,6 +116,8 @@ class CarriedStreams:
         self._pieces: deque[tuple[int, _Kind, bytes]] = deque()
         self._waiting_bytes = 0
         self._given = 0
+        self._given_at: deque[float] = deque(maxlen=_FEW)
+        """Times of the last batches."""
         self._has_pieces, self._has_room = asyncio.Event(), asyncio.Event()
         self._has_room.set()
         self._taken = 0
@@ -141,10 +149,9 @@ class CarriedStreams:
             self._forget(stream)
 
     async def give(self, wait_s: float) -> StreamBatch:
-        """Return what is to be sent, after at most `wait_s` seconds."""
-        if not self._pieces and wait_s > 0:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._has_pieces.wait(), wait_s)
+        """Return what is to be sent, after at most `wait_s` seconds. A busy side waits for more, if it has little."""
+        if wait_s > 0:
+            await self._gather(wait_s)
         if not self._pieces:
             return NOTHING
         parts: list[bytes] = []
@@ -159,7 +166,24 @@ class CarriedStreams:
         if self._waiting_bytes < _WAITING_BYTES:
             self._has_room.set()
         self._given += 1
+        self._given_at.append(asyncio.get_running_loop().time())
         return StreamBatch(self._given, b"".join(parts))
+
+    async def _gather(self, wait_s: float) -> None:
+        """Wait until there is something to give, and while there is little of it after a few other batches."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        deadline = now + wait_s
+        while now < deadline:
+            soon = self._given_at[0] + _FEW_S if len(self._given_at) == _FEW else now
+            if not self._pieces:  # another call may have taken those that have come
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._has_pieces.wait(), deadline - now)
+            elif self._waiting_bytes < _LITTLE_BYTES and soon > now:
+                await asyncio.sleep(soon - now)
+            else:
+                return
+            now = loop.time()
 
     async def take(self, batch: StreamBatch) -> None:
         """Pass on what the other side has given, in its turn. Returns when there is room for more."""

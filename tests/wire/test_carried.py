@@ -90,6 +90,39 @@ def test_each_stream_brings_its_bytes_in_order_both_ways(seed: int, sizes: list[
     asyncio.run(main())
 
 
+def test_a_side_that_has_just_given_waits_for_more_if_it_has_little() -> None:
+    async def main() -> None:
+        loop, streams = asyncio.get_running_loop(), CarriedStreams()
+        began = loop.time()
+        opened, theirs = await _open_pair()
+        carried = asyncio.ensure_future(streams.carry(1, opened.reader, opened.writer))
+        for number in range(1, 6):  # the first opens the stream
+            assert (await streams.give(LIMIT_S)).number == number
+            theirs.send(b"a")
+        assert loop.time() - began >= 0.02
+        streams.close("over")
+        await carried
+        theirs.close()
+
+    asyncio.run(main())
+
+
+def test_one_call_gets_what_has_come_and_others_wait_for_the_next() -> None:
+    async def main() -> None:
+        streams = CarriedStreams()
+        opened, theirs = await _open_pair()
+        first, second = (asyncio.ensure_future(streams.give(LIMIT_S)) for _ in range(2))
+        carried = asyncio.ensure_future(streams.carry(1, opened.reader, opened.writer))
+        assert (await first).number == 1
+        theirs.send(b"a")
+        assert (await second).number == 2
+        streams.close("over")
+        await carried
+        theirs.close()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [
