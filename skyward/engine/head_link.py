@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from ..console.words import duration
 from ..errors import InternalError, NodeError
 from ..values.machine import Gone
 from ..wire.blobs import DIGEST_SIZE, Blob
@@ -20,6 +22,11 @@ from .link_times import LINK_TIMES
 from .liveness import Liveness
 from .tasks import WireFunction
 from .threads import in_words, start_thread
+
+_log = logging.getLogger(__name__)
+
+_SILENT_S = 30.0
+"""Seconds without an answer of the head after which a line says so. A detached pool may wait for hours."""
 
 
 class RemoteBlob(Blob):
@@ -179,10 +186,24 @@ class HeadRepair:
         assert link.dialler is not None
         if ends is not None:
             ends.close()
-        deadline = time.monotonic() + self._lease_s + LINK_TIMES.margin_s
+        began = time.monotonic()
+        deadline = began + self._lease_s + LINK_TIMES.margin_s
+        was_told = False
+
+        def why_gone() -> Gone | None:
+            nonlocal was_told
+            if not was_told and time.monotonic() - began >= _SILENT_S:
+                was_told, left_s = True, deadline - time.monotonic()
+                _log.warning(
+                    "head of the pool: does not answer for %s; calls wait for it, for %s at most",
+                    duration(time.monotonic() - began),
+                    duration(left_s),
+                )
+            return self._why_gone()
+
         try:
             try:
-                new_ends, facts = link.dialler.dial_until(deadline, LINK_TIMES, self._why_gone)
+                new_ends, facts = link.dialler.dial_until(deadline, LINK_TIMES, why_gone)
             except BeganAgain:
                 assert isinstance(link, HeadLink)
                 self.succeed(link, deadline)
@@ -204,6 +225,8 @@ class HeadRepair:
             link.follow()
             self.watch(link)
         self._ledger.watcher.wake()
+        if was_told:
+            _log.warning("head of the pool: answers again, after %s", duration(time.monotonic() - began))
 
 
 class NoWidth:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -26,6 +27,7 @@ from skyward.errors import HeadLost, InternalError
 from skyward.events import DetachmentWarning, Event, NodeLost, NodeReplaced
 from skyward.values.machine import Gone, Machine, PoolSpec
 from skyward.wire.frames import PROTOCOL_VERSION
+from tests.engine.test_hosted_faults import children_of
 from tests.waiting import until
 
 
@@ -173,6 +175,35 @@ def test_calls_fail_as_soon_as_the_provider_says_that_the_machine_of_the_head_is
             with pytest.raises(HeadLost) as error:
                 use()
             assert not error.value.retryable, "nothing is left that could run a call"
+        client.close()
+    finally:
+        place.stop()
+
+
+def test_a_program_says_that_the_head_is_silent_and_that_it_answers_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("skyward.engine.head_link._SILENT_S", 0.1)  # no option: only tests wait for nobody
+    config, network = detached(tmp_path), tmp_path / "network"
+    place = LocalHead()
+    argv = place.start(config)
+    network.touch()
+    try:
+        # The head reads and writes the pipes of its stub itself, so a stub that dies would end no link.
+        client = HostedEngine(config, _Known(("sh", "-c", f'test -e {network} && cat | "$@" | cat', "sh", *argv)))
+        client.start([], None)
+        network.unlink()
+        (shell,) = [pid for pid, line in children_of(os.getpid()).items() if str(network) in line]
+        for pid in (*children_of(shell), shell):
+            with contextlib.suppress(ProcessLookupError):  # it has ended with another one
+                os.kill(pid, signal.SIGKILL)
+        asked = client.requests.begin("counts")
+        until(lambda: "head of the pool: does not answer for " in caplog.text)
+        assert "; calls wait for it, for 1 h 00 m at most" in caplog.text or "for 59 m" in caplog.text
+        network.touch()
+        asked.result(30.0)
+        until(lambda: "head of the pool: answers again, after " in caplog.text)
+        assert len(caplog.messages) == 2, "each is said once"
         client.close()
     finally:
         place.stop()
