@@ -18,6 +18,7 @@ import pytest
 import skyward as sky
 from skyward.errors import NodeLost
 from skyward.values.machine import LogLine
+from tests.engine.test_hosted_faults import children_of
 from tests.engines import hosted_pool
 from tests.hosts.bed import ROOT, Bed
 from tests.hosts.faults import (
@@ -119,6 +120,8 @@ class TestOpenPool:
         path = f"/root/go-{os.getpid()}"
         futures = [sky.compute(wait)(path) > pool.node(node) for node in range(3)]
         until(lambda: all(future.running() for future in futures))
+        for pid in [pid for pid, command in children_of(os.getpid()).items() if "keeper_process" in command]:
+            os.kill(pid, signal.SIGKILL)
         for host in headed.place.hosts:
             kill(host, "sshd")
         for host in headed.place.hosts:
@@ -249,7 +252,9 @@ def test_another_head_goes_on_when_one_is_killed_and_when_its_host_loses_its_pow
 
 
 @pytest.mark.slow
-def test_a_head_that_is_cut_off_beyond_its_lease_ends_and_another_one_goes_on(place: Callable[[int], Place]) -> None:
+def test_another_head_goes_on_for_one_that_is_cut_off_and_when_the_other_node_loses_its_power(
+    place: Callable[[int], Place],
+) -> None:
     here, go, lease_s = place(2), f"/root/go-{time.monotonic_ns()}", 6.0
     first, second = here.hosts
 
@@ -271,6 +276,15 @@ def test_a_head_that_is_cut_off_beyond_its_lease_ends_and_another_one_goes_on(pl
             assert [future.result(60) for future in (kept, waits)] == [second.name] * 2
             assert pids(second, "head")
         assert where().with_options(retries=3) @ pool == [first.name, second.name], "the host is back, and a node again"
+        zygotes = {process.pid for process in pids(second, "zygote")}
+        gang = gang_of(wait).with_options(nodes=2, max_restarts=1)(f"{go}-gang") > pool
+        until(lambda: gang.running() and all(len(pids(host, "slot")) > 1 for host in here.hosts))
+        first.power_loss()
+        first.start().wait_ssh()
+        for host in here.hosts:
+            host.write(f"{go}-gang", "")
+        assert gang.result(60) == [first.name, second.name], "the gang goes on with the replacement"
+        assert zygotes <= {process.pid for process in pids(second, "zygote")}
     nothing_runs_on(here.hosts)
 
 
