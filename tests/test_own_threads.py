@@ -56,6 +56,7 @@ LISTED = {
     "engine/ray/driving.py:RayDriver.start": "the client is told, and starts another Ray",
     "engine/ray/raiser.py:RayRaiser.begin": "logged; the pool goes on without Ray",
     "engine/ray/raiser.py:RayRaiser._on_carried": "logged; the keeper ends the pool if its program dies",
+    "engine/ray/raiser.py:RayRaiser.give_up": "logged; what is left of Ray ends with its nodes",
     "engine/ray/raiser.py:RayRaiser._raise": "logged; the pool goes on without Ray",
     "engine/lender.py:Lender._on_lend": "the head is told, and dials again",
     "engine/lender.py:Lender._ended": "the head is told, and dials again",

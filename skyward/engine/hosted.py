@@ -247,9 +247,9 @@ class HostedEngine:
 
     def _raise_ray(self) -> None:
         """Raise Ray once there are several nodes."""
-        raiser = self._raiser
-        if raiser is not None and not raiser.has_begun and len(self.ledger.machines) > 1:
-            raiser.begin(self.ledger.machines, self._heads.node, self.requests.ask, attaches=self._attaches)
+        raiser, node = self._raiser, self._heads.node
+        if raiser is not None and not raiser.has_begun and node is not None and len(self.ledger.machines) > 1:
+            raiser.begin(self.ledger.machines, node, self.requests.ask, attaches=self._attaches)
 
     def _left_node(self, node: int) -> None:
         """Forget the Ray of a node that was given back. It ends with the node."""

@@ -1,7 +1,8 @@
 """Heads of a pool, one after another: when one is lost for good, its client begins another.
 
 The next one runs on the same machine if only the process has ended, and otherwise beside the lowest node that answers.
-A head that does not answer counts as lost only when its lease must be over, and its node is lost with it.
+A head that does not answer counts as lost only when its lease must be over, and its node is lost with it. If no node is
+left, as in an elastic pool that had one, the next head runs on the client's machine, without Ray, and gets other nodes.
 
 The head of a detached pool has a watchdog that begins it again. If its machine is lost, the pool ends.
 """
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 from ..errors import SkywardError
 from .dialler import Dialler, Forgotten
 from .head.messages import HeadConfig
-from .head.place import HeadPlace, head_on
+from .head.place import HeadPlace, head_here, head_on
 from .head_link import HeadLink
 from .ledger import Ledger
 from .lender import Lender
@@ -72,10 +73,12 @@ class OtherHeads:
         self._dialler = dialler
         self._lender = lender
         self._raiser = raiser
-        self.node = 0
-        """Node of the head."""
+        self.node: int | None = 0
+        """Node of the head; None for one on this machine that took the place of another."""
         self._is_gated = bool(config.node_folder)
         """Whether calls begin on that node only once they are known here, or permitted; see `head.start_gate`."""
+        self._is_on_machines = self._is_gated
+        """Whether the nodes are on other machines."""
         self._things: set[tuple[str, str]] = set()
         """Kinds and names of the shared state that is in use, or is lost."""
         self._lost_things: frozenset[tuple[str, str]] = frozenset()
@@ -137,14 +140,22 @@ class OtherHeads:
         self._config = replace(
             self._config, heads_before=self._config.heads_before + 1, lost_things=tuple(sorted(self._lost_things))
         )
-        lost = frozenset() if has_ended else frozenset((self.node,))
+        lost = frozenset[int]() if has_ended or self.node is None else frozenset((self.node,))
         for node in self._candidates(lost):
             if not self._ledger.is_open:
                 return True  # the pool is closed, which ends everything
             if self._begin_on(node, before, lost):
                 _log.warning("head of the pool: is gone (%s); another one goes on beside node %d", why, node)
                 return True
-        return False
+        return self._is_on_machines and self._begin_here(before, why, lost)
+
+    def _begin_here(self, before: HeadLink, why: str, lost: frozenset[int]) -> bool:
+        """Begin a head on this machine, because no node answers. Return False if that fails."""
+        config, place = head_here(self._config)
+        if not self._begin(config, place, None, before, lost):
+            return False
+        _log.warning("head of the pool: is gone (%s), and no node answers; another one goes on here", why)
+        return True
 
     def _candidates(self, lost: frozenset[int]) -> Iterator[int]:
         """Return the nodes beside which a head may run: its own one, if that is there, and then all others."""
@@ -158,14 +169,20 @@ class OtherHeads:
         if machine is None:
             return False
         config, place = head_on(machine, self._config)
+        return self._begin(config, place, node, before, lost)
+
+    def _begin(
+        self, config: HeadConfig, place: HeadPlace, node: int | None, before: HeadLink, lost: frozenset[int]
+    ) -> bool:
         try:
-            dialler = self._dialler(self._command(place, node, place.start(config)))
+            argv = place.start(config)
+            dialler = self._dialler((lambda: argv) if node is None else self._command(place, node, argv))
             ends, facts = dialler.dial_until(time.monotonic() + _DIAL_S, LINK_TIMES)
         except (SkywardError, Forgotten) as error:
-            _log.warning("node %d: no head begins there: %s", node, error)
+            _log.warning("%s: no head begins there: %s", "client" if node is None else f"node {node}", error)
             self._leave(place)
             return False
-        beside = frozenset((self.node,)) if self._is_gated else frozenset()
+        beside = frozenset[int]() if self.beside is None else frozenset((self.beside,))
         with self._lock:
             self._place, self.node, is_stopped = place, node, self._is_stopped
         self._is_gated = bool(config.node_folder)
@@ -173,7 +190,9 @@ class OtherHeads:
         self._next_head.begin(before, dialler, ends, facts, lost=lost, beside=beside)
         if is_stopped:
             place.stop()
-        elif self._raiser is not None:
+        elif self._raiser is not None and node is None:
+            self._raiser.give_up("no node was left, so the scheduler is in this program")
+        elif self._raiser is not None and node is not None:
             self._raiser.move(node)
         return True
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import skyward as sky
-from skyward.errors import PoolClosed, RefLost
+from skyward.errors import NodeLost, PoolClosed, RefLost
 from skyward.events import Emit, Event, PoolScaled
 from skyward.testing.engine_suite import appear, wait_for
 from skyward.values.machine import Machine, Offer, PoolSpec
@@ -185,6 +185,24 @@ def test_a_value_that_moves_off_a_node_is_whole_or_lost_with_its_node(elastic: E
         assert sky.compute(len)(kept) >> pool == 3_000_001
     if killed != "target":
         assert len(own.get()) == 3_000_000
+
+
+def test_the_only_node_is_replaced_when_it_is_lost_with_the_head(elastic: Elastic, tmp_path: Path) -> None:
+    pool = elastic.pool
+    elastic.provider.gate.set()
+    (agent,) = pool.agent_pids().values()
+    running, again = hold(tmp_path, "lost") > pool, hold.with_options(retries=1)(tmp_path, "again") > pool
+    wait_for(tmp_path / "began-lost")
+    (head,) = heads_of(os.getpid())
+    os.kill(head, signal.SIGSTOP)  # it does not learn of the other
+    os.kill(agent, signal.SIGKILL)
+    os.kill(head, signal.SIGKILL)
+    with pytest.raises(NodeLost):
+        running.result(_LIMIT_S)
+    appear(tmp_path / "go")
+    again.result(_LIMIT_S)
+    assert agent not in pool.agent_pids().values()
+    assert sky.compute(abs)(-1) >> pool == 1
 
 
 def test_a_pool_that_is_closed_while_nodes_come_ends_their_launch() -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from ...calls.futures import Future
 from ...console.words import duration
 from ...core.limits import memory_bytes
-from ...errors import PoolClosed, Unreachable, UsageError
+from ...errors import PoolClosed, UsageError
 from ...events import DetachmentWarning, Event, NodeLost, NodeReplaced
 from ...shared.store import Store
 from ...values.machine import LogLine, Machine, Machines
@@ -295,14 +295,9 @@ class Head:
         Args:
             machines: Machines of the pool.
             told: Fields of the `OpenCall` of each of these calls.
-            lost: Nodes that are gone with the earlier head.
-
-        Raises:
-            Unreachable: No node answers.
+            lost: Nodes that are gone with the earlier head. They are replaced, and so are others that do not answer.
         """
         there = self.engine.nodes.open_again([machine for machine in machines if machine.node not in lost])
-        if not there:
-            raise Unreachable("head of the pool: reaches no node; open the pool again")
         self.engine.link_repair.source = self._machines
         with self._ledger:  # so that no frame of a node is handled before its task is known
             self.engine.use_again(machines, there)

@@ -56,20 +56,26 @@ class HeadPlace(Protocol):
 def folder_for(pool: str, machine: Machine) -> str:
     """Return a folder for a head beside a node, on its machine or this one. It does not exist yet."""
     base = os.path.dirname(machine.folder) if machine.login is not None else runtime_folder(_FOLDER)
+    return _folder_in(base, pool)
+
+
+def _folder_in(base: str, pool: str) -> str:
     return os.path.join(base, f"{pool}-head-{os.urandom(3).hex()}")
 
 
 def head_on(machine: Machine, config: HeadConfig) -> tuple[HeadConfig, HeadPlace]:
     """Return configuration and place of a head beside a node; on this machine, if the node has no login."""
-    is_here = machine.login is None
-    config = replace(
-        config,
-        folder=folder_for(config.pool, machine),
-        lease_s=_LEASE_S if is_here else machine.lease_s,
-        starter=os.getpid() if is_here else 0,
-        node_folder="" if is_here else machine.folder,
-    )
-    return config, LocalHead() if is_here else NodeHead(machine)
+    if machine.login is None:
+        return head_here(config)
+    folder = folder_for(config.pool, machine)
+    config = replace(config, folder=folder, lease_s=machine.lease_s, starter=0, node_folder=machine.folder)
+    return config, NodeHead(machine)
+
+
+def head_here(config: HeadConfig) -> tuple[HeadConfig, HeadPlace]:
+    """Return configuration and place of a head on this machine, beside no node."""
+    folder = _folder_in(runtime_folder(_FOLDER), config.pool)
+    return replace(config, folder=folder, lease_s=_LEASE_S, starter=os.getpid(), node_folder=""), LocalHead()
 
 
 def _answer(output: IO[bytes]) -> str:

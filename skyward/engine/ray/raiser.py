@@ -214,6 +214,12 @@ class RayRaiser:
         if ray is not None:
             self._lose(ray, "the head of the pool is gone")
 
+    def give_up(self, why: str) -> None:
+        """End Ray for good, because nothing is left to raise it on. Returns at once."""
+        self.has_begun = True
+        start_thread(self.close, name="skyward-ray-end", failed=report)
+        self._emit(EngineLost(engine=_NAME, reason=why))
+
     def forget(self, node: int) -> None:
         """Forget Ray's processes on a node that was given back. They end with it."""
         with self._lock:
@@ -358,11 +364,11 @@ class RayRaiser:
             self._why = str(error)
             return False
         if self._may_give_up and not self._is_lost.wait(self._image.bootstrap_timeout_s + _START_S):
-            self._give_up("it does not reach all nodes; let their private addresses reach each other on all ports")
+            self._end_tries("it does not reach all nodes; let their private addresses reach each other on all ports")
         self._is_lost.wait()
         return ray.has_carried
 
-    def _give_up(self, why: str) -> None:
+    def _end_tries(self, why: str) -> None:
         """Let the thread end, unless Ray has carried the links to all nodes before."""
         if self._may_give_up:
             self._why, self._is_given_up = why, True
@@ -378,7 +384,7 @@ class RayRaiser:
         if self._may_give_up and (cut := broken_paths(machines, ray.ended)):
             why = f"network: {cut}; let the nodes' private addresses reach each other on all ports"
             self._is_cut = True
-            self._give_up(why)
+            self._end_tries(why)
             raise ProviderError(why)
         start_thread(
             lambda: run_side_by_side([lambda each=machine: self._start(ray, each) for machine in machines]),  # type: ignore[misc]
@@ -417,7 +423,7 @@ class RayRaiser:
             if node == self._head:
                 self._why = str(error)
             elif failures == _TRIES and not is_away:
-                self._give_up(str(error))
+                self._end_tries(str(error))
                 if not self._is_given_up:
                     _log.warning("node %d: Ray does not run there, so its link stays as it is: %s", node, error)
         else:

@@ -1,4 +1,4 @@
-"""An elastic pool on hosts whose nodes Ray joins: its nodes come, join Ray, and go with nothing left."""
+"""Elastic pools on hosts with a head: nodes come, join Ray, and go with nothing left, and the only one is replaced."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 import skyward as sky
+from skyward.errors import NodeLost as NodeLostError
 from skyward.events import Event, NodeLost, PoolScaled
+from tests.engines import hosted_pool
 from tests.hosts.bed import Bed
 from tests.hosts.faults import Place, nested_call_s, nothing_runs_on, ray_processes
 from tests.hosts.host import Host
@@ -54,3 +56,23 @@ def test_nodes_come_for_waiting_calls_join_ray_and_go_when_their_values_have_mov
         assert where() @ pool == names[:2]
         assert not [event for event in events if isinstance(event, NodeLost)]
     nothing_runs_on(place.hosts, 5.0)
+
+
+def test_the_only_node_is_replaced_when_its_host_loses_its_power_with_the_head(
+    place: Callable[[int], Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skyward.providers.ssh._CONNECT_S", 2.0)  # no option: only tests wait for nobody
+    here = place(2)
+    first, second = here.hosts
+    with hosted_pool(here.ssh(6.0), image=here.image, nodes=(1, 2), logs=False, console=False) as pool:
+        running = sky.compute(time.sleep)(600) > pool
+        again = where.with_options(retries=1)() > pool
+        until(running.running)
+        first.power_loss()
+        with pytest.raises(NodeLostError):
+            running.result(LIMIT_S)
+        assert again.result(LIMIT_S) == second.name
+        first.start().wait_ssh()
+        pool.scale(2)
+        assert sorted(where() @ pool) == sorted([first.name, second.name])
+    nothing_runs_on(here.hosts, 10.0)
