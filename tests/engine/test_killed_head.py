@@ -27,16 +27,22 @@ def opened() -> Iterator[tuple[sky.ComputePool, list[sky.events.Event]]]:
         yield pool, events
 
 
-def head_of(process: int) -> int:
-    """Return the head below a process. Its standby and its watchdog look the same, and are above it."""
+def heads_below(process: int) -> list[int]:
+    """Return the standby of the head below a process, its watchdog and the head: all look the same."""
     own = [pid for pid, line in children_of(process).items() if "skyward.engine.head.main" in line]
-    return head_of(own[0]) if own else process
+    return [own[0], *heads_below(own[0])] if own else []
 
 
 def kill_head(*, with_process: int = 0) -> None:
     """Kill the head, once it is there, and perhaps another process first, of which it does not learn."""
-    until(lambda: head_of(os.getpid()) != os.getpid())
-    head = head_of(os.getpid())
+    found: list[int] = []
+
+    def is_there() -> bool:
+        found[:] = heads_below(os.getpid())
+        return len(found) == 3  # one that was killed may not have begun again
+
+    until(is_there)
+    head = found[-1]
     if with_process:
         os.kill(head, signal.SIGSTOP)
         os.kill(with_process, signal.SIGKILL)
