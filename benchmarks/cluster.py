@@ -27,6 +27,7 @@ from typing import Any, Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import processes
 import workloads
 from dispatch import machine
 from hosts import Findings, Target, beyond, plain, ratio, table
@@ -51,6 +52,10 @@ MAP_ITEMS = 100_000
 SLEEPS, SLEEP_S = 1_000, 0.05
 """Calls of the map in which a node is lost, and how long each sleeps."""
 UP_LIMIT_S = 120.0
+SETTLE_S, IDLE_S = 10.0, 30.0
+"""Pause after the last call, and the time in which a pool without calls is watched."""
+OF_RAY = "engine.ray", "/ray/", "ray::"
+"""Parts of the commands of Ray's processes, its driver and its bridges."""
 
 POOLS: dict[str, Callable[..., sky.ComputePool]] = {
     "head": hosted_pool,
@@ -261,7 +266,29 @@ def _sleep_all(pool: sky.ComputePool) -> float:
     return time.perf_counter() - begin
 
 
-MEASURES = {measure.__name__: measure for measure in (calls, distant, peers, start, attach, loss)}
+def idle(rig: Rig, found: Findings) -> None:
+    """Watch the processes of a pool on Ray that has nothing to do: their processor time, and their memory then."""
+    with rig.pool("ray", rig.near) as (pool, _):
+        sky.compute(workloads.noop)() >> pool
+        time.sleep(SETTLE_S)
+        client = [os.getpid(), *processes.descendants(os.getpid())]
+        started = [host.started_processes() for host in rig.hosts]
+        of_hosts = {pid for host in rig.hosts for pid in [process.outside_pid for process in host.processes()]}
+        groups = {"client": [pid for pid in client if pid not in of_hosts]}
+        for name, there in zip(("head", "node", "node"), started, strict=True):
+            of_ray = [each.outside_pid for each in there if any(part in each.command for part in OF_RAY)]
+            groups.setdefault(f"{name} ray", []).extend(of_ray)
+            groups.setdefault(f"{name} ours", []).extend({each.outside_pid for each in there} - set(of_ray))
+        before = {name: sum(map(processes.all_cpu_seconds, pids)) for name, pids in groups.items()}
+        time.sleep(IDLE_S)
+        for name, pids in groups.items():
+            nodes = HOSTS - 1 if name.startswith("node") else 1
+            spent = sum(map(processes.all_cpu_seconds, pids)) - before[name]
+            found.add(f"idle {name}/cpu", spent / IDLE_S / nodes * 100)
+            found.add(f"idle {name}/memory", processes.pss_mib(pids) / nodes)
+
+
+MEASURES = {measure.__name__: measure for measure in (calls, distant, peers, start, attach, loss, idle)}
 
 # Report -------------------------------------------------------------------------------------------------------------
 
@@ -297,6 +324,16 @@ ROWS = (
     ("`attach` to the first answer", "attach", "s"),
     (f"{SLEEPS:,} calls of {SLEEP_S * 1e3:.0f} ms, a node lost", "loss/with", "s"),
     ("... on the nodes that are left", "loss/without", "s"),
+    ("Idle, of a core: the client with its keeper", "idle client/cpu", "%"),
+    ("... Ray and its driver on the head", "idle head ray/cpu", "%"),
+    ("... head, agent and slots there", "idle head ours/cpu", "%"),
+    ("... Ray and its bridge on another node", "idle node ray/cpu", "%"),
+    ("... agent and slots there", "idle node ours/cpu", "%"),
+    ("Idle, PSS: the client with its keeper", "idle client/memory", "MiB"),
+    ("... Ray and its driver on the head", "idle head ray/memory", "MiB"),
+    ("... head, agent and slots there", "idle head ours/memory", "MiB"),
+    ("... Ray and its bridge on another node", "idle node ray/memory", "MiB"),
+    ("... agent and slots there", "idle node ours/memory", "MiB"),
 )
 """Title, name of the samples, unit. Samples are seconds, or calls per second."""
 
@@ -321,6 +358,22 @@ TARGETS = (
     plain("Ray stands, s", "up", "<=", 30),
     ratio("first result, times direct's", "auto/first", "direct/first", "<=", 1.2),
     plain("attach to the first answer, s", "attach", "<=", 2),
+    Target(
+        "idle, head with Ray and driver, % of a core",
+        ("idle head ray/cpu", "idle head ours/cpu"),
+        lambda of_ray, ours: of_ray + ours,
+        "<=",
+        4,
+    ),
+    plain("idle, Ray with its bridge on a node, % of a core", "idle node ray/cpu", "<=", 4),
+    Target(
+        "idle, head with Ray and driver, MiB",
+        ("idle head ray/memory", "idle head ours/memory"),
+        lambda of_ray, ours: of_ray + ours,
+        "<=",
+        400,
+    ),
+    plain("idle, Ray with its bridge on a node, MiB", "idle node ray/memory", "<=", 200),
     beyond("a node lost in a map, ms beyond the nodes left", "loss/with", "loss/without", "<=", 10_000),
 )
 
