@@ -34,7 +34,7 @@ def choose_way(
 ) -> Way:
     """Return what an engine stands for in a pool of these options. Raises UsageError: it cannot have that engine.
 
-    "auto" is Ray for each pool that can have it and has a fixed number of nodes. A detached pool needs it, because
+    "auto" is Ray for each pool that can have it, by the greatest number of its nodes. A detached pool needs it, because
     nobody lends it channels.
 
     Args:
@@ -58,7 +58,7 @@ def choose_way(
         if problem:
             raise refuse(problem)
         return Way.RAY
-    if problem or least < spec.most_nodes:
+    if problem:
         return Way.DIRECT
     return Way.RAY if is_detached else Way.RAY_OR_LENT
 

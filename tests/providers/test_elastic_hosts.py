@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import skyward as sky
 from skyward.events import Event, PoolScaled
 from tests.providers.conftest import Hosts
@@ -42,7 +44,8 @@ def test_a_pool_grows_to_a_second_host_and_gives_it_back(sshds: Hosts) -> None:
 
 
 def test_a_value_moves_to_the_host_that_stays(sshds: Hosts) -> None:
-    pool = sky.ComputePool(sshds.ssh(), nodes=(1, 2), idle_timeout_s=3.0, logs=False, console=False)
+    options: dict[str, Any] = {"idle_timeout_s": 3.0, "logs": False, "console": False}
+    pool = sky.ComputePool(sshds.ssh(), nodes=(1, 2), engine="direct", **options)  # by Ray: tests/hosts/test_elastic.py
     with pool:
         pool.scale(2)
         other = block(6).keep() >> pool.node(0)
