@@ -584,6 +584,8 @@ class HostedEngine:
             self.tell_tasks(True)
         if self._replaces and self._attaches:
             self.replace_lost()
+        if self._raiser is not None and (keys := self._raiser.keys):
+            self.requests.tell("ray_keys", *keys)
 
 
 def _left() -> PoolClosed:

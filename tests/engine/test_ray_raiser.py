@@ -227,6 +227,7 @@ def test_the_next_client_of_a_detached_pool_starts_the_same_ray_on_a_node_that_l
     before.leave()
     raiser = RayRaiser(sky.Image(), emit=lambda _: None, is_detached=True)
     raiser.begin(machines, 0, ask, attaches=True)
+    assert raiser.keys == keys[0], "for a head that follows a killed one"
     ask_for_node_1(raiser, lambda: len(other.starts) == 2)
     raiser.verbs["ray_carries"]([1], [])
     assert raiser.why_needed(60.0) == ""

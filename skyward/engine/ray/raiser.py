@@ -4,8 +4,8 @@ The head has the driver, and says what it lacks. Only the client has logins on t
 repaired: a new one has new ports, folders and keys. A node that left Ray joins it again by a new start there.
 
 The Ray of a detached pool outlives its client, and the head keeps its keys in memory. So the next client starts Ray on
-a node that lacks it. If the head was killed, these keys are lost. Then the client replaces all of a Ray that does not
-carry all links.
+a node that lacks it. If the head was killed while no client was there, these keys are lost. Then the client replaces
+all of a Ray that does not carry all links.
 
 Every wait has a limit. If Ray does not come up, the pool goes on over the channels that the client lends, or ends if it
 was told to need Ray.
@@ -158,6 +158,14 @@ class RayRaiser:
     def is_up(self) -> bool:
         """Return whether Ray carries the links to all nodes but the head's."""
         return self._is_up
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Keys of the Ray that stands, which the head of a detached pool keeps for the next client; else none."""
+        ray = self._ray
+        if not self._is_detached or ray is None or ray.authority is None or not ray.address:
+            return ()
+        return ray.token, *ray.authority.own_pair
 
     @property
     def _is_settled(self) -> bool:
@@ -399,9 +407,9 @@ class RayRaiser:
         companion, here = ray.companions[self._head], self._machines[self._head].peer.private_ip
         assert self._ask is not None
         self._ask("ray_stands", self._python, companion.folder, here, ray.address, timeout_s=_ASK_S)
-        if self._is_detached and ray.authority is not None:
+        if keys := self.keys:
             with contextlib.suppress(KeyError):  # the head of an older version
-                self._ask("ray_keys", ray.token, *ray.authority.own_pair, timeout_s=_ASK_S)
+                self._ask("ray_keys", *keys, timeout_s=_ASK_S)
 
     def _start(self, ray: _Ray, machine: Machine) -> None:
         """Start Ray on a node, unless another thread is at it, or it has ended. Notes a failure."""
