@@ -9,7 +9,7 @@ from typing import Any, Literal
 from urllib.parse import urlencode
 
 from ...errors import UsageError
-from .frames import ArrayFrame, decode
+from .frames import ArrayFrame, decode, pieces_from
 from .http_transport import HTTPTransport
 from .pool_transport import SCHEME, PoolTransport
 from .refusal import RefusalKind, WorkerRefused
@@ -73,9 +73,29 @@ class DiLoCoClient:
         """Send parameters for a server that has none. Raises as `ask`."""
         self._request("PUT", "/parameters", pieces)
 
-    def submit(self, key: UpdateKey, session: str, pieces: Sequence[memoryview]) -> None:
-        """Send a delta. Raises as `ask`."""
-        self._request("PUT", f"/updates?{urlencode({**asdict(key), 'session': session})}", pieces)
+    def submit(
+        self, key: UpdateKey, session: str, pieces: Sequence[memoryview], *, upload: str = "", may_go_on: bool = False
+    ) -> None:
+        """Send a delta. Raises as `ask`.
+
+        Args:
+            key: Key of the update.
+            session: Session of the worker's process.
+            pieces: The frame.
+            upload: Name of exactly these bytes. If the connection breaks, a later call goes on where it broke.
+            may_go_on: Whether an earlier call may have sent the beginning.
+        """
+        query = {**asdict(key), "session": session, "upload": upload}
+        offset = self._received(query) if may_go_on and upload else 0
+        path = f"/updates?{urlencode({**query, 'offset': offset})}"
+        if self._request("PUT", path, pieces_from(pieces, offset)) is None and offset:
+            self.submit(key, session, pieces, upload=upload)
+
+    def _received(self, query: Mapping[str, Any]) -> int:
+        try:
+            return int(self.ask(f"/updates?{urlencode(query)}")["received"])
+        except UsageError:  # a server of an older version, which takes whole deltas only
+            return 0
 
     def answer(self, key: UpdateKey, session: str, *, wait_s: float) -> ArrayFrame | Literal["unknown"] | None:
         """Return the answer to an update; None while its round is open, `unknown` if it has to be sent.

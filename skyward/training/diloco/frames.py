@@ -76,6 +76,16 @@ def size_of(pieces: Iterable[memoryview]) -> int:
     return sum(piece.nbytes for piece in pieces)
 
 
+def pieces_from(pieces: Iterable[memoryview], offset: int) -> list[memoryview]:
+    """Return the pieces of a frame from an offset on."""
+    rest = []
+    for piece in pieces:
+        if offset < piece.nbytes:
+            rest.append(piece[offset:])
+        offset = max(0, offset - piece.nbytes)
+    return rest
+
+
 def largest_frame(shapes: Iterable[tuple[int, ...]]) -> int:
     """Return a limit that no frame of arrays of these shapes exceeds, in bytes."""
     # Four bytes more: the scale of a compressed array of one value.

@@ -4,7 +4,8 @@
     POST /heartbeat                       JSON: the same; with wait_s it is answered once the worker is in a round
     GET  /parameters?worker=              a frame
     PUT  /parameters?worker=&session=     a frame, from the first worker
-    PUT  /updates?worker=&session=&base_round=&number=
+    GET  /updates?worker=&session=&base_round=&number=&upload=
+    PUT  /updates?worker=&session=&base_round=&number=&upload=&offset=
     GET  /answers?worker=&session=&base_round=&number=&wait_s=
     GET  /                                the page; it needs no token
     GET  /status                          JSON
@@ -14,11 +15,12 @@
     POST /tokens/add /tokens/revoke       JSON: worker
 
 An upload is answered when it has arrived, and not when its round closes. A worker then asks for the answer, and asks
-again until there is one. So a connection that breaks costs no transfer that has ended. A question that waits is a life
-sign of its worker while its connection stands.
+again until there is one. So a connection that breaks costs no transfer that has ended. If it breaks in an upload, the
+worker asks how much of that `upload` has come, and sends the rest. A question that waits is a life sign of its worker
+while its connection stands.
 
-204: not yet. 401: no token that is accepted. 403: not with this token. 404: the delta is unknown here, send it. 409:
-refused, with the kind of the refusal.
+204: not yet. 401: no token that is accepted. 403: not with this token. 404: the delta, or its beginning, is unknown
+here, send it. 409: refused, with the kind of the refusal.
 """
 
 from __future__ import annotations
@@ -26,10 +28,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import asdict
 from functools import partial
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -47,6 +49,7 @@ from .refusal import WorkerRefused
 from .rounds import UpdateKey
 from .tensors import frame_of
 from .tokens import ServerTokens, TokenRefused
+from .uploads import Uploads
 
 MOST_JSON_BYTES = 32 * 2**20
 """Largest JSON body: the shapes of about 100,000 arrays."""
@@ -65,12 +68,29 @@ reset, and the answer may be lost with it."""
 
 _SCOPE, _BEARER = "skyward.worker", b"Bearer "
 
+_NO_FURTHER = "this request with a delta is taken no further; ask for the delta's answer, or send it again"
+
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-class _TooLarge(Exception):
+class _NotTaken(Exception):
+    """A body that the server takes no further."""
+
+    status: int
+    kind: str
+
+
+class _TooLarge(_NotTaken):
     """A body over its limit."""
+
+    status, kind = 413, "too_large"
+
+
+class _Superseded(_NotTaken):
+    """A delta of which another request brings the rest, or whose worker was evicted meanwhile."""
+
+    status, kind = 503, "superseded"
 
 
 class _Forbidden(TokenRefused):
@@ -120,6 +140,7 @@ class DiLoCoApp:
     ) -> None:
         self._exchange, self._tokens, self._stop, self._spool_dir = exchange, tokens, stop, spool_dir
         self._changes = _Changes()
+        self._uploads = Uploads(spool_dir)
         self.is_stopping = False
         exchange.watch(self._changes.tell)
         routes = [
@@ -128,6 +149,7 @@ class DiLoCoApp:
             Route("/heartbeat", _guarded(self._heartbeat), methods=["POST"]),
             Route("/parameters", _guarded(self._parameters), methods=["GET"]),
             Route("/parameters", _guarded(self._offer), methods=["PUT"]),
+            Route("/updates", _guarded(self._received), methods=["GET"]),
             Route("/updates", _guarded(self._update), methods=["PUT"]),
             Route("/answers", _guarded(self._answer), methods=["GET"]),
             Route("/status", _guarded(self._status), methods=["GET"]),
@@ -148,6 +170,10 @@ class DiLoCoApp:
         """Answer all requests that wait, because the server stops. From any thread."""
         self.is_stopping = True
         self._changes.tell()
+
+    def close(self) -> None:
+        """Forget what has come of deltas. The event loop has ended."""
+        self._uploads.keep_only(())
 
     # Workers ----------------------------------------------------------------------------------------------------------
 
@@ -213,15 +239,41 @@ class DiLoCoApp:
         # Asked before the body is read: a refused worker need not send it all.
         await run_in_threadpool(self._exchange.find, key, session)
         shapes = self._exchange.shapes()
-        file = spool(self._spool_dir)
+        workers = [entry["worker"] for entry in (await run_in_threadpool(self._exchange.status))["workers"]]
+        self._uploads.keep_only({*workers, key.worker})
+        offset = int(request.query_params.get("offset", 0))
+        upload = self._uploads.begin(key, request.query_params.get("upload", ""), offset=offset)
+        if upload is None:
+            return _unknown("the beginning of this delta is not here; send it whole")
+        limit = MOST_MODEL_BYTES if shapes is None else largest_frame(shapes.values())
+        number, brought = upload.requests, 0
         try:
-            size = await _receive(request, file, MOST_MODEL_BYTES if shapes is None else largest_frame(shapes.values()))
-        except BaseException:
-            file.close()
+            async for piece in _pieces(request, limit - offset):
+                if upload.requests != number:
+                    raise _Superseded(_NO_FURTHER)
+                upload.file.write(piece)
+                upload.size += len(piece)
+                brought += len(piece)
+            if upload.requests != number:
+                raise _Superseded(_NO_FURTHER)
+        except ClientDisconnect:
+            if not upload.name:
+                self._uploads.drop(upload)
             raise
-        self._exchange.count_traffic(key.worker, received=size)
-        outcome = await run_in_threadpool(self._exchange.submit, key, session, file)
+        except _Superseded:  # the file is another request's, or closed
+            raise
+        except BaseException:
+            self._uploads.drop(upload)
+            raise
+        finally:
+            self._exchange.count_traffic(key.worker, received=brought)
+        outcome = await run_in_threadpool(self._exchange.submit, key, session, self._uploads.take(upload))
         return JSONResponse({"outcome": outcome})
+
+    async def _received(self, request: Request) -> Response:
+        key, session = _key(request), request.query_params["session"]
+        await run_in_threadpool(self._exchange.find, key, session)
+        return JSONResponse({"received": self._uploads.received(key, request.query_params["upload"])})
 
     async def _answer(self, request: Request) -> Response:
         key, session = _key(request), request.query_params["session"]
@@ -232,7 +284,7 @@ class DiLoCoApp:
             wait_s=float(request.query_params.get("wait_s", 0)),
         )
         if answer == "unknown":
-            return JSONResponse({"kind": "unknown", "message": "this delta is unknown; send it"}, status_code=404)
+            return _unknown("this delta is unknown; send it")
         return self._sent(answer, key.worker) if isinstance(answer, GlobalParameters) else Response(status_code=204)
 
     async def _await_answer(
@@ -367,8 +419,8 @@ def _guarded(handler: Handler) -> Handler:
             return JSONResponse({"kind": refusal.kind.value, "message": refusal.message}, status_code=409)
         except TokenRefused as refusal:
             return _refused_token(refusal)
-        except _TooLarge as error:
-            return JSONResponse({"kind": "too_large", "message": str(error)}, status_code=413)
+        except _NotTaken as error:
+            return JSONResponse({"kind": error.kind, "message": str(error)}, status_code=error.status)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             text = f"request: {type(error).__name__}: {error}; use a version of skyward that fits the server's"
             return JSONResponse({"kind": "bad_request", "message": text}, status_code=400)
@@ -394,18 +446,27 @@ async def _json(request: Request) -> Mapping[str, Any]:
     return content
 
 
-async def _receive(request: Request, file: Any, limit: int) -> int:
-    """Write a body to a file, and return its size."""
+async def _receive(request: Request, file: IO[bytes], limit: int) -> None:
+    """Write a body to a file."""
+    async for piece in _pieces(request, limit):
+        file.write(piece)
+
+
+async def _pieces(request: Request, limit: int) -> AsyncIterator[bytes]:
+    """Return the pieces of a body, and refuse one that is too large once it has been read."""
     received = 0
     async for piece in request.stream():
         received += len(piece)
         if received <= limit:
-            file.write(piece)
+            yield piece
         elif received > limit + _DISCARDED_BYTES:
             break
     if received > limit:
         raise _TooLarge(f"frame: has over {limit} bytes, more than the model; send this model's parameters only")
-    return received
+
+
+def _unknown(message: str) -> Response:
+    return JSONResponse({"kind": "unknown", "message": message}, status_code=404)
 
 
 def _key(request: Request) -> UpdateKey:

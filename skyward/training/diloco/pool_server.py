@@ -106,6 +106,7 @@ class PoolServer:
         except Exception:
             _log.exception("the server ended")
         finally:
+            self._app.close()
             failure = None
             try:
                 failure = end_exchange(self._exchange)

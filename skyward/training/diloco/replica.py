@@ -33,6 +33,8 @@ class SentFragment:
     """Figures for people, such as the loss."""
     frame: list[memoryview] | None = None
     """Pieces of its frame, once it was needed."""
+    upload: str = ""
+    """Name of these bytes for the server, once they were sent."""
     residuals: dict[str, torch.Tensor] | None = None
     """Rounding errors of its compression, which go into the fragment's next frame."""
 

@@ -202,4 +202,6 @@ class WorkerSeat:
             self._replica.set_base(frame)
         pieces = self._replica.prepare(pending.sent)
         self.last_send_mb = size_of(pieces) / 1e6
-        self._client.submit(pending.key, self.session, pieces)
+        may_go_on = bool(pending.sent.upload)
+        pending.sent.upload = pending.sent.upload or secrets.token_hex(8)
+        self._client.submit(pending.key, self.session, pieces, upload=pending.sent.upload, may_go_on=may_go_on)

@@ -286,6 +286,8 @@ class DiLoCoServer:
     def _end(self) -> None:
         for thread in self._threads:
             thread.join()
+        if self._app is not None:
+            self._app.close()
         self._save_failure = end_exchange(self._exchange)
         self._server = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
@@ -21,7 +22,7 @@ import torch
 from skyward.errors import UsageError
 from skyward.training.diloco import DiLoCoServer, DiLoCoWorker, worker
 from skyward.training.diloco.client import DiLoCoClient
-from skyward.training.diloco.frames import encode
+from skyward.training.diloco.frames import encode, size_of
 from skyward.training.diloco.rounds import UpdateKey
 from skyward.training.diloco.tensors import exchanged, to_wire
 from tests.ssh.server import free_port
@@ -68,6 +69,46 @@ def test_a_delta_counts_once_wherever_its_connection_breaks() -> None:
             assert line.cuts == []
         assert server.status()["round"] == 2
     assert are_equal(state_of(model), trained(2))
+
+
+def test_an_upload_that_breaks_goes_on_where_it_stopped() -> None:
+    model = torch.nn.Linear(1000, 1000)
+    size = size_of(encode(to_wire(exchanged(model)), {"figures": "{}"}))
+    cuts = [size // 4, size // 2 - size // 4, size // 8, ANSWER]  # of what each request brings
+    with serving(torch.nn.Linear(1000, 1000)) as server:
+        port = int(server.address.rpartition(":")[2])
+        with (
+            LossyLine(port, request="PUT /updates", cuts=cuts) as line,
+            worker_of(line.address, model, None, "a", max_sync_retries=len(cuts)) as worker,
+        ):
+            assert worker.force_sync()
+            assert line.cuts == []
+            (entry,) = server.status()["workers"]
+            sent = 1e6 * worker.sync_metrics["diloco/last_send_mb"]
+        assert server.status()["round"] == 1
+    assert entry["received_bytes"] == sent  # each byte once
+
+
+def test_a_worker_that_is_evicted_in_its_upload_tries_again() -> None:
+    frame = b"".join(encode(to_wire(exchanged(make_model())), {}))
+    with serving(make_model(), num_workers=2) as server:
+        client = DiLoCoClient(server.address, token=TOKEN)
+        for name in "ab":
+            client.ask("/join", {"worker": name, "session": name, "base_round": 0})
+        late = http.client.HTTPConnection(server.address.removeprefix("http://"), timeout=60)
+        late.putrequest("PUT", "/updates?worker=a&session=a&base_round=0&number=1&upload=x&offset=0")
+        late.putheader("Authorization", f"Bearer {TOKEN}")
+        late.putheader("Content-Length", str(len(frame)))
+        late.endheaders()
+        late.send(frame[:20])
+        query = "/updates?worker=a&session=a&base_round=0&number=1&upload=x"
+        until(lambda: client.ask(query)["received"] == 20)
+        client.ask("/control/kick", {"worker": "a"})
+        client.submit(UpdateKey(worker="b", base_round=0, number=1), "b", [memoryview(frame)], upload="y")
+        late.send(frame[20:])
+        assert late.getresponse().status == 503  # so the worker asks again, and joins
+        late.close()
+        assert server.status()["round"] == 1
 
 
 def test_an_answer_that_breaks_off_is_fetched_again() -> None:
