@@ -127,6 +127,6 @@ class DiLoCoClient:
             kind, message = "", bytes(body[:200]).decode("utf-8", "replace")
         if kind in _KINDS:
             return WorkerRefused(_KINDS[kind], message)
-        if status >= 500:
+        if status >= 500 or status == 429:
             return ServerUnreachable(f"{self.name} failed with HTTP status {status}: {message}; see its log")
         return UsageError(message or f"server_addr={self.name!r}: answers HTTP status {status}; is it a DiLoCo server?")

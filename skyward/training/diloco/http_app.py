@@ -20,7 +20,7 @@ worker asks how much of that `upload` has come, and sends the rest. A question t
 while its connection stands.
 
 204: not yet. 401: no token that is accepted. 403: not with this token. 404: the delta, or its beginning, is unknown
-here, send it. 409: refused, with the kind of the refusal.
+here, send it. 409: refused, with the kind of the refusal. 429: too many requests, send fewer.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from .exchange import DeltaExchange, GlobalParameters, Standing, spool
 from .frames import decode, largest_frame, size_of
 from .page_file import page_file
 from .refusal import WorkerRefused
+from .request_rate import REQUESTS_PER_S, RequestRate
 from .rounds import UpdateKey
 from .tensors import frame_of
 from .tokens import ServerTokens, TokenRefused
@@ -67,6 +68,8 @@ _DISCARDED_BYTES = 2**28
 reset, and the answer may be lost with it."""
 
 _SCOPE, _BEARER = "skyward.worker", b"Bearer "
+_STRANGER = " "
+"""Holder of all requests without a token. No worker has such a name."""
 
 _NO_FURTHER = "this request with a delta is taken no further; ask for the delta's answer, or send it again"
 
@@ -368,19 +371,27 @@ async def _page(_request: Request) -> Response:
 
 
 class _TokenCheck:
-    """Refuses requests without a token, except for the page, before anything of their bodies is read."""
+    """Refuses requests without a token, except for the page, and too many, before anything of their bodies is read."""
 
     def __init__(self, app: ASGIApp, tokens: ServerTokens) -> None:
-        self._app, self._tokens = app, tokens
+        self._app, self._tokens, self._rate = app, tokens, RequestRate()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] != "/":
+        app: ASGIApp = self._app
+        if scope["type"] == "http":
+            holder: str | None = _STRANGER
             try:
-                scope[_SCOPE] = self._tokens.check(_bearer(scope))
+                if scope["path"] != "/":
+                    scope[_SCOPE] = holder = self._tokens.check(_bearer(scope))
             except TokenRefused as refusal:
-                await _refused_token(refusal)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+                app = _refused_token(refusal)
+            delay = self._rate.delay(holder, now=asyncio.get_running_loop().time())
+            if delay is None:
+                text = f"requests: over {REQUESTS_PER_S:g} in a second with one token; send fewer"
+                app = JSONResponse({"kind": "rate", "message": text}, status_code=429)
+            elif delay:
+                await asyncio.sleep(delay)
+        await app(scope, receive, send)
 
 
 def _bearer(scope: Scope) -> bytes:
