@@ -19,7 +19,16 @@ from skyward.pool.engines import Way
 from skyward.values.machine import Machine
 from skyward.values.ref import held_by
 
-__all__ = ["engine_of", "gated_pool", "hosted_pool", "journaled_pool", "is_moving", "raised_pool", "ray_pool"]
+__all__ = [
+    "engine_of",
+    "gated_pool",
+    "hosted_pool",
+    "journaled_pool",
+    "is_moving",
+    "raised_pool",
+    "ray_pool",
+    "without_ray",
+]
 
 
 def engine_of(pool: sky.ComputePool) -> DirectEngine:
@@ -28,11 +37,15 @@ def engine_of(pool: sky.ComputePool) -> DirectEngine:
     return engine
 
 
-def hosted_pool(provider: Any = None, *, lease_s: float = 60.0, **options: Any) -> sky.ComputePool:
-    """Return a pool whose scheduler runs in a head: beside its first node; by default all are on this machine."""
-    pool = sky.ComputePool(provider or sky.Local(lease_s=lease_s), **options)
+def without_ray(pool: sky.ComputePool) -> sky.ComputePool:
+    """Let the scheduler of a pool that is not open run in a head, and never raise Ray. Return the pool."""
     pool._life.way = Way.LENT  # users have no option for it
     return pool
+
+
+def hosted_pool(provider: Any = None, *, lease_s: float = 60.0, **options: Any) -> sky.ComputePool:
+    """Return a pool whose scheduler runs in a head: beside its first node; by default all are on this machine."""
+    return without_ray(sky.ComputePool(provider or sky.Local(lease_s=lease_s), **options))
 
 
 def raised_pool(provider: Any, **options: Any) -> sky.ComputePool:

@@ -50,7 +50,7 @@ LISTED = {
     "engine/width.py:Width.consider": "the link goes on with one channel",
     "engine/nested_calls.py:NestedCalls.on_call": "one call of a task fails; the thread goes on",
     "engine/nested_calls.py:NestedCalls._find": "one call of a task fails",
-    "engine/head_link.py:HeadRepair.link_gone": "the head is lost, and another one goes on, or the open calls fail",
+    "engine/head_link.py:HeadRepair._let_go": "the head is lost, and another one goes on, or the open calls fail",
     "engine/other_heads.py:OtherHeads._leave": "reported; the head ends with its lease",
     "engine/ray/links.py:RayWays._prepare": "logged; the links stay as they are, and a break prepares them anew",
     "engine/ray/driving.py:RayDriver.start": "the client is told, and starts another Ray",

@@ -117,9 +117,12 @@ class HeadLink(NodeLink):
 
 
 class _Lost(Protocol):
-    """Gets the reason why a head is lost. `has_ended`: its machine says that the head has ended."""
+    """Gets the reason why a head is lost.
 
-    def __call__(self, why: str, *, has_ended: bool = False) -> object: ...
+    `has_ended`: its machine says that the head has ended. `gone`: its machine is gone for certain, and why.
+    """
+
+    def __call__(self, why: str, *, has_ended: bool = False, gone: Gone | None = None) -> object: ...
 
 
 class HeadRepair:
@@ -168,13 +171,27 @@ class HeadRepair:
         self._ledger.dirty.discard(link)
 
     def link_gone(self, link: NodeLink, why: str) -> None:
+        self._let_go(link, self._reconnect)
+
+    def machine_gone(self, link: NodeLink, gone: Gone) -> None:
+        """Go on without a head whose machine is gone, or about to end, as somebody else has found. Returns at once."""
+
+        def lose(link: NodeLink, ends: Ends | None) -> None:
+            if ends is not None:
+                ends.close()
+            self._lost(gone.reason, gone=gone)
+
+        self._let_go(link, lose)
+
+    def _let_go(self, link: NodeLink, then: Callable[[NodeLink, Ends | None], object]) -> None:
+        """Leave a link, and do something in a thread with what it was; nothing if another thread has left it."""
         with self._ledger:
             if not self._ledger.is_open or not link.channel.is_attached:
                 return
             self.unwatch(link)
             ends = link.channel.release()
         start_thread(
-            lambda: self._reconnect(link, ends),
+            lambda: then(link, ends),
             name="skyward-reconnect",
             failed=lambda error: self._lost(f"its link could not be restored: {in_words(error)}"),
         )
@@ -212,7 +229,7 @@ class HeadRepair:
             self._taken(str(error))
             return
         except Forgotten as error:
-            self._lost(str(error), has_ended=error.gone is None)
+            self._lost(str(error), has_ended=error.gone is None, gone=error.gone)
             return
         except (NodeError, InternalError) as error:
             self._lost(str(error))

@@ -23,8 +23,8 @@ from ..calls.futures import Future, may_wait, refuse_to_wait
 from ..console.activity import RunningTask
 from ..core import interrupts
 from ..core.limits import raise_file_limit
-from ..errors import HeadLost, InternalError, NodeLost, PoolClosed, SkywardError, Unreachable, UsageError
-from ..events import Emit, ignore
+from ..errors import HeadLost, InternalError, NodeLost, PoolClosed, Preempted, SkywardError, Unreachable, UsageError
+from ..events import Emit, NodeReplaced, ignore
 from ..schedule.scheduler import Scheduler
 from ..values.machine import Gone, Machine, Machines
 from ..wire.channel import BLOBS, CONTROL, RESULTS
@@ -55,7 +55,7 @@ from .hosted_values import HostedValues
 from .ledger import Ledger
 from .lender import Lender
 from .liveness import Liveness
-from .next_head import NextHead, without_ways
+from .next_head import NextHead
 from .other_heads import HeadCommand, OtherHeads
 from .reader import Reader
 from .task_events import TaskCounts
@@ -107,7 +107,7 @@ class HostedEngine:
         self._takes_over = takes_over
         self._replaces = not attaches
         """Whether this client replaces lost nodes."""
-        self._on_left, self._on_lost = left, lost
+        self._on_left, self._on_lost, self._emit = left, lost, emit
         self._command: HeadCommand = tuple
         """Command that reaches the head."""
         self._token = os.urandom(8).hex()
@@ -118,7 +118,7 @@ class HostedEngine:
         """Whether somebody wants to hear of each task."""
         self._numbers = numbers = SessionNumbers()
         self.ledger = ledger = Ledger(Scheduler(config.kept), numbers)
-        self._machines = HeadMachines(ledger, self._on_node_lost)
+        self._machines = HeadMachines(ledger, self._on_node_lost, self._on_replaced)
         self.requests = requests = Requests(
             self._tell,
             self._later,
@@ -205,7 +205,14 @@ class HostedEngine:
         )
         self._repair.succeed = self._go_on
         self._heads = OtherHeads(
-            config, place, ledger, next_head, dialler=self._dialler_to, lender=self._lender, raiser=raiser
+            config,
+            place,
+            ledger,
+            next_head,
+            dialler=self._dialler_to,
+            machines=self._machines,
+            lender=self._lender,
+            raiser=raiser,
         )
 
     # Life -----------------------------------------------------------------------------------------------------------
@@ -238,7 +245,7 @@ class HostedEngine:
             self.requests.ask("there", timeout_s=_START_S)  # behind the facts of the nodes
         else:
             try:
-                self.requests.ask("use", [without_ways(machine) for machine in machines], timeout_s=_START_S)
+                self.requests.ask("use", self._machines.told(), timeout_s=_START_S)
             except TimeoutError:
                 text = f"head of the pool: did not reach all nodes within {_START_S:g} s; open the pool again"
                 raise Unreachable(text) from None
@@ -385,12 +392,12 @@ class HostedEngine:
         interrupts.restore()
         _engines.discard(self)
 
-    def _head_lost(self, why: str, *, has_ended: bool = False) -> None:
-        """Go on with another head if there can be one. `has_ended`: its machine says that the head has ended."""
+    def _head_lost(self, why: str, *, has_ended: bool = False, gone: Gone | None = None) -> None:
+        """Go on with another head if there can be one. `OtherHeads.change` has the arguments."""
         link = self._link
         assert link is not None
-        if not self._heads.change(link, why, has_ended=has_ended):
-            self._end_without_head(why)
+        if not self._heads.change(link, why, has_ended=has_ended, gone=gone):
+            self._end_without_head(why, is_preempted=gone is not None and gone.is_preempted)
 
     def _go_on(self, before: HeadLink, deadline: float) -> None:
         """Go on with the process that has begun for a killed head, and lend it channels of its own."""
@@ -398,12 +405,14 @@ class HostedEngine:
         self._next_head.go_on(before, deadline)
 
     def _why_gone(self) -> Gone | None:
-        """Return why the machine of a detached pool's head is gone. Such a head may live longer than anyone waits."""
-        return self._machines.why_gone(0) if self._config.detached_for_s and self._machines.source else None
+        """Return why the head's machine is gone for certain; None: it may be there."""
+        return self._heads.why_gone()
 
-    def _end_without_head(self, why: str) -> None:
+    def _end_without_head(self, why: str, *, is_preempted: bool = False) -> None:
         """End the engine, because its scheduler is gone, and with it what the calls became."""
-        loss, end = (HeadLost, ", and a detached pool ends with it") if self._config.detached_for_s else (NodeLost, "")
+        loss, end = (Preempted if is_preempted else NodeLost), ""
+        if self._config.detached_for_s:
+            loss, end = HeadLost, ", and a detached pool ends with it"
         text = f"head of the pool: is gone ({why}){end}; open the pool again, and send the calls again"
         error = self.ledger.ended_by = loss(text, node=0)
         self._on_lost(why)
@@ -528,10 +537,18 @@ class HostedEngine:
     def _inputs_at(self, number: int, positions: dict[int, tuple[Any, ...]]) -> None:
         self._calls.inputs_at(number, positions)
 
-    def _on_node_lost(self, node: int) -> None:
-        self._calls.doubt(node)
+    def _on_node_lost(self, node: int, *, is_preempted: bool = False) -> None:
+        self._calls.doubt(node, is_preempted=is_preempted)
         self._heads.node_replaced(node)
         self.members.node_lost(node)
+
+    def _on_replaced(self, node: int, gone: Gone, seconds: float) -> None:
+        """Leave a head whose rented machine ends, because its node has another one."""
+        if node != self._heads.node or not self._heads.machine_ends or self._link is None:
+            return
+        self._repair.machine_gone(self._link, gone)
+        if node in self.ledger.machines:  # the head hears of it no more, so it tells nobody
+            self._emit(NodeReplaced(node=node, seconds=seconds))
 
     def _find_actor(self, name: str) -> bytes:
         payload = self.actors.find(name)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..calls.futures import Future
 from ..calls.named_options import pack_options
@@ -58,6 +58,8 @@ class _Progress:
     """Whether it may begin beside the head before it is known here."""
     is_in_doubt: bool = False
     """Whether a node that is gone may have run it."""
+    is_preempted: bool = False
+    """Whether the provider took back the machine of such a node."""
     cleared: frozenset[int] = frozenset()
     """Nodes that certainly have not run it with an earlier head."""
     was_told: bool = False
@@ -67,10 +69,26 @@ class _Progress:
     why: str = ""
     """Reason why it waited when the head was asked last."""
 
-    def doubt(self, lost: AbstractSet[int], home: int | None = None) -> None:
+    def doubt(self, lost: AbstractSet[int], home: int | None = None, *, is_preempted: bool = False) -> None:
         """Note that nodes are gone that may have run it. `home`: node of its actor."""
         nodes = (home,) if home is not None else None if self.message is None else self.message.may_go_to
-        self.is_in_doubt |= bool(lost) and (nodes is None or not lost.isdisjoint(nodes))
+        if lost and (nodes is None or not lost.isdisjoint(nodes)):
+            self.is_in_doubt = True
+            self.is_preempted |= is_preempted
+
+
+class HeadLoss(NamedTuple):
+    """Loss of a head, as far as it puts open calls in doubt."""
+
+    lost: frozenset[int] = frozenset()
+    """Nodes whose machines are gone with it, and may have run any of them."""
+    noted: frozenset[int] = frozenset()
+    """Those of them that the head had found lost itself. What these may have run is in doubt already."""
+    beside: frozenset[int] = frozenset()
+    """Node beside the head, where only permitted calls begin before they are known here; none for one on this machine.
+    """
+    is_preempted: bool = False
+    """Whether the provider took the machines of the lost nodes back."""
 
 
 class HostedCalls:
@@ -334,30 +352,31 @@ class HostedCalls:
         progress = self._progress.get(number)
         return "" if progress is None else progress.why
 
-    def doubt(self, node: int) -> None:
+    def doubt(self, node: int, *, is_preempted: bool = False) -> None:
         """Note that a node is gone, which may have run any open call that was sent to a node.
 
         The head has asked for another machine, and before that it has told of each call that it had sent. It knows
         nothing of what an earlier head had sent.
+
+        Args:
+            node: The node.
+            is_preempted: Whether the provider took its machine back.
         """
         with self._ledger:
             for number, progress in self._progress.items():
                 home = self._home_of(self._ledger.tasks.get(number))
                 if self._is_begun(number):
-                    progress.doubt({node}, home)
+                    progress.doubt({node}, home, is_preempted=is_preempted)
                 elif progress.was_told:
-                    progress.doubt({node} - progress.cleared, home)
+                    progress.doubt({node} - progress.cleared, home, is_preempted=is_preempted)
 
-    def send_all_again(
-        self, before: HeadLink, link: HeadLink, lost: frozenset[int], beside: frozenset[int]
-    ) -> list[OpenCall]:
+    def send_all_again(self, before: HeadLink, link: HeadLink, loss: HeadLoss) -> list[OpenCall]:
         """Send all open calls to another head, and return how far those are that an earlier one may have had.
 
         Args:
             before: Link to the earlier head.
             link: Link to that head.
-            lost: Nodes that are gone, and may have run any of them.
-            beside: Node beside the earlier head, where only permitted calls begin before they are known here.
+            loss: Loss of the earlier one.
         """
         assert isinstance(before.channel, StreamChannel)
         unsent = {number for number, _, _ in before.channel.take_unsent(FrameKind.CALL)}
@@ -376,8 +395,8 @@ class HostedCalls:
                 continue
             home = self._home_of(call)
             is_known = was_permitted or is_begun or (isinstance(call, Task) and call.actor)
-            progress.cleared = frozenset() if is_known else beside
-            progress.doubt(lost - progress.cleared, home)
+            progress.cleared = loss.noted if is_known else loss.noted | loss.beside
+            progress.doubt(loss.lost - progress.cleared, home, is_preempted=loss.is_preempted)
             progress.was_told = True
             told.append(
                 OpenCall(
@@ -388,6 +407,7 @@ class HostedCalls:
                     progress.is_in_doubt,
                     tuple(progress.cleared),
                     progress.left,
+                    progress.is_preempted,
                 )
             )
         return told

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from ..schedule.scaling import Demand
 from ..values.machine import Machine
 from .head.requests import Requests
+from .head_machines import without_ways
 from .ledger import Ledger
-from .next_head import without_ways
 
 
 class HostedMembers:

@@ -184,7 +184,8 @@ class LinkRepair:
     def missing(self, machine: Machine) -> None:
         """Note that a node which an earlier head had does not answer, and replace it. Needs the ledger's lock."""
         node, will_return = machine.node, self.source is not None and self.may_ask(machine.node)
-        self._task_events.node_lost(node, will_return=will_return, reason="its agent does not answer")
+        reason = PREEMPTED.reason if node in self._ledger.taken_back else "its agent does not answer"
+        self._task_events.node_lost(node, will_return=will_return, reason=reason)
         if will_return:
             self._ledger.scheduler.node_absent(node, machine.slots)
             self._ledger.after.append(lambda: self._begin_to_replace(node))

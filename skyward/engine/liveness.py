@@ -11,6 +11,7 @@ full time to answer again.
 from __future__ import annotations
 
 import select
+from collections.abc import Callable
 
 from ..core.records import dataclass
 from .link import NodeLink
@@ -23,6 +24,8 @@ class _State:
     dead_s: float
     measure_s: float
     pinged_at: float
+    renewed_at: float
+    """Time of the last PING that renews the lease."""
     asked_at: float | None = None
     """Time of the oldest PING without an answer; None: there is none."""
 
@@ -36,13 +39,16 @@ class Liveness:
         self.interval_s: float | None = None
         """Interval of `check` in seconds; None: there is no remote link. Readable without the lock, as is `is_due`."""
         self._checked_at = 0.0
+        self.was_heard: Callable[[float], bool] = lambda since: True
+        """Returns whether the owner of the nodes was heard since a time (monotonic). Otherwise PINGs renew no lease, or
+        nodes would outlive it by the lease of whoever pings them. A head sets it."""
 
     def watch(self, link: NodeLink, lease_s: float, now: float) -> None:
         """Check a link from now on, until `forget`, and measure its round trip at once."""
         dead_s = min(self.times.dead_s, lease_s / 2)
         # A PING renews the lease, and on a busy link nothing else does.
         measure_s = min(self.times.measure_s, lease_s / 4)
-        self._links[link] = _State(min(self.times.ping_s, dead_s / 4), dead_s, measure_s, now)
+        self._links[link] = _State(min(self.times.ping_s, dead_s / 4), dead_s, measure_s, now, now)
         link.channel.ping()
         self._set_interval()
 
@@ -78,7 +84,10 @@ class Liveness:
             if now - state.pinged_at >= (state.ping_s if silent_s >= state.ping_s else state.measure_s):
                 state.pinged_at = now
                 state.asked_at = state.asked_at or now
-                link.channel.ping()
+                renews = self.was_heard(state.renewed_at)
+                if renews:
+                    state.renewed_at = now
+                link.channel.ping(renews=renews)
                 pinged.append(link)
         return pinged, dead
 

@@ -9,7 +9,6 @@ The head of a detached pool that was killed begins again by itself. `other_heads
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -22,7 +21,7 @@ from ..wire.ends import Ends
 from .dialler import Dialler
 from .head.requests import Requests
 from .head_link import HeadLink, HeadRepair
-from .hosted_calls import HostedCalls
+from .hosted_calls import HeadLoss, HostedCalls
 from .hosted_frames import HostedFrames
 from .hosted_parts import HostedActors, HostedChannels
 from .hosted_values import HostedValues
@@ -107,8 +106,8 @@ class NextHead:
         ends: Ends,
         facts: dict[str, Any],
         *,
-        lost: frozenset[int],
-        beside: frozenset[int],
+        loss: HeadLoss,
+        machines: Callable[[], list[Machine]],
     ) -> None:
         """Go on with another head, which was dialled. It gets all open calls.
 
@@ -117,19 +116,18 @@ class NextHead:
             dialler: Dialler of the other one.
             ends: Link that it has opened.
             facts: Greeting of that head.
-            lost: Nodes that are gone with the former head.
-            beside: Node beside the former head; none for a head on this machine.
+            loss: Loss of the former head.
+            machines: Returns the machines as that head gets them.
         """
         with self._ledger:
             link = self._link(dialler, ends, facts)
             if link is None:
                 return
             self._change(link, are_counted=False)
-            told = self._calls.send_all_again(before, link, lost, beside)
-            machines = [without_ways(machine) for _, machine in sorted(self._ledger.machines.items())]
+            told = self._calls.send_all_again(before, link, loss)
             calls = [tuple(call) for call in told]
             # Behind all calls and their blobs.
-            begun = self._requests.begin("go_on_after", machines, calls, sorted(lost), priority=BLOBS)
+            begun = self._requests.begin("go_on_after", machines(), calls, sorted(loss.lost), priority=BLOBS)
             begun.add_done_callback(partial(self._begun, link))
         before.close()
         self._ledger.watcher.wake()
@@ -167,13 +165,6 @@ class NextHead:
 
     def _failed(self, error: BaseException) -> None:
         self._lost(f"it cannot go on: {error}")
-
-
-def without_ways(machine: Machine) -> Machine:
-    """Return a machine without what only this process can use."""
-    return dataclasses.replace(
-        machine, channel=(), terminal=(), files=(), dial=None, login=None, offer=None, handle=None
-    )
 
 
 def _lost_with_head() -> NodeLost:

@@ -6,7 +6,7 @@ import enum
 from typing import Final, Literal
 
 from ..errors import ProviderError, UsageError
-from ..providers.base import Provider, as_detachable
+from ..providers.base import Provider, may_have_head
 from ..values.machine import PoolSpec
 
 EngineName = Literal["auto", "direct", "ray"]
@@ -65,10 +65,13 @@ def choose_way(
 
 def _why_without_ray(provider: Provider, spec: PoolSpec, *, least: int, rests: bool) -> str:
     """Return why a pool cannot have Ray, and what to do; empty: it can."""
-    if as_detachable(provider) is None or provider.is_rented:  # only there was Ray tried
-        return f"not supported with {provider.name}, so far only with sky.SSH(hosts=[...]); use that, or omit it"
+    if not may_have_head(provider):
+        known = "sky.SSH(hosts=[...]) and sky.AWS()"
+        return f"not supported with {provider.name}, so far only with {known}; use one of them, or omit it"
     if spec.most_nodes == 1:
         return "joins several nodes, and this pool has one; set nodes=2 or more, or omit engine"
+    if provider.is_rented and least < spec.most_nodes:
+        return "needs a fixed number of rented machines so far; set nodes=4, for example, or omit engine"
     if not least:
         return f"needs a node at all times so far; set nodes=(1, {spec.most_nodes}), or omit engine"
     if rests:

@@ -475,7 +475,7 @@ class PoolLife:
             detached_for_s=0.0 if detachment is None else detachment.for_s,
             warning_s=0.0 if detachment is None else detachment.warning_s,
             attach_key="" if detachment is None else detachment.key,
-            lease_file=LEASE_FILE if self.provider.is_rented else "",
+            lease_file=LEASE_FILE if self.provider.is_rented and detachment is not None else "",
             blueprint=b"" if detachment is None or detachment.was_known else detachment.blueprint(self.spec),
         )
         config, place = head_on(machine, config)

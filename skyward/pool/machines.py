@@ -306,8 +306,12 @@ class PoolMachines:
             self._machines.pop(node, None)
 
     def why_gone(self, node: int) -> Gone | None:
+        if self._rented is None:
+            return None
         machine = self._machines.get(node)
-        return None if self._rented is None or machine is None else self._rented.why_gone(machine)
+        if machine is None:  # given up, and so terminated
+            return Gone(reason="its machine was ended") if self._is_open else None
+        return self._rented.why_gone(machine)
 
     @contextlib.contextmanager
     def _launching_one(self, node: int) -> Iterator[None]:

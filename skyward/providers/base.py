@@ -123,6 +123,11 @@ def as_detachable(provider: Provider) -> DetachableProvider | None:
     return cast(DetachableProvider, provider) if hasattr(provider, "reach") else None
 
 
+def may_have_head(provider: Provider) -> bool:
+    """Return whether a head can run beside the nodes of a provider, and another process can reach them again."""
+    return hasattr(provider, "reach") and getattr(provider, "has_logins", True)
+
+
 def as_rented(provider: Provider) -> RentedProvider | None:
     """Return the provider as a `RentedProvider`, or None if its machines cost nothing."""
     return cast(RentedProvider, provider) if provider.is_rented else None

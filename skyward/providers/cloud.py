@@ -39,6 +39,8 @@ class CloudProvider(abc.ABC):
     acts_on_image: ClassVar[frozenset[str]] = frozenset(f.name for f in dataclasses.fields(Image))
     shares_files: ClassVar[bool] = False
     is_rented: ClassVar[bool] = True
+    has_logins: ClassVar[bool] = True
+    """Whether other programs than agents can run on its machines, such as a head."""
 
     lease_s: float = 600.0
 

@@ -408,6 +408,7 @@ class FakeProvider(CloudProvider):
 
     name: ClassVar[str] = "fake"
     extra: ClassVar[str] = ""
+    has_logins: ClassVar[bool] = False
 
     api: Any
     """The `FakeCloud`, or an object that wraps one."""

@@ -92,7 +92,7 @@ class Channel:
     pongs = 0
     is_attached = True
 
-    def ping(self) -> None:
+    def ping(self, *, renews: bool = True) -> None:
         """Do nothing."""
 
     @property

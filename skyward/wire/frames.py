@@ -202,6 +202,9 @@ IN_ORDER = 0x08
 PERMITTED = 0x20
 """Flag of a client's CALL that may begin before the client knows where; see `engine.head.start_gate`."""
 
+NO_RENEWAL = 0x01
+"""Flag of a PING that does not renew the receiver's lease: a head sends it while its client is away."""
+
 KEPT = 0x10
 """Flag of a slot's RESULT and its BLOBs: the value stays on the node. The agent keeps the blobs, and sends the rest."""
 

@@ -31,7 +31,7 @@ from ..errors import InternalError
 from .blobs import Blob, BlobWriter
 from .channel import CONTROL, ChannelClosed
 from .ends import Ends, Stripes
-from .frames import HAS_FD, HEADER, MAX_BODY, UNCOUNTED_KINDS, Frame, FrameKind, pack
+from .frames import HAS_FD, HEADER, MAX_BODY, NO_RENEWAL, UNCOUNTED_KINDS, Frame, FrameKind, pack
 from .pieces import PIECE_HEAD, FrameSource, SentFrame
 
 MAGIC: Final = b"\0skyward stream\n"
@@ -103,7 +103,7 @@ class StreamChannel:
         self._broken: InternalError | OSError | None = None
         self._round_trips: deque[float] = deque(maxlen=_ROUND_TRIPS)
         self.pings = 0
-        """Pings received from the peer."""
+        """Pings received from the peer that renew a lease."""
         self.pongs = 0
         """Pings that the peer has answered."""
         self.received = 0
@@ -239,9 +239,10 @@ class StreamChannel:
         """Queue a frame about the link, ahead of all counted frames."""
         self._uncounted.append(frame)
 
-    def ping(self) -> None:
-        """Queue a PING. The answer updates `round_trip_s` and `heard_at`."""
-        self._uncounted.append(pack(FrameKind.PING, self._acknowledged, _PING.pack(time.monotonic())))
+    def ping(self, *, renews: bool = True) -> None:
+        """Queue a PING. The answer updates `round_trip_s` and `heard_at`. `renews`: whether it renews a lease."""
+        flags = 0 if renews else NO_RENEWAL
+        self._uncounted.append(pack(FrameKind.PING, self._acknowledged, _PING.pack(time.monotonic()), flags=flags))
 
     def unacknowledged(self, kind: int) -> list[tuple[int, bytes]]:
         """Return number and body of the frames of a kind, without blobs, that the peer may not have. Oldest first."""
@@ -465,7 +466,7 @@ class StreamChannel:
                 if kind == FrameKind.TURN:
                     # The bytes behind a TURN belong to this stripe's next turn. Go on parsing the next stripe's bytes.
                     at, have = 0, self._switch_stripe(at, have, ends)
-                elif not self._handle_uncounted(kind, ident, body):
+                elif not self._handle_uncounted(kind, flags, ident, body):
                     frames.append(Frame(kind, flags, lane, ident, bytes(body)))
                 continue
             if kind == FrameKind.BLOB:
@@ -499,7 +500,7 @@ class StreamChannel:
         self._view[: len(rest)] = rest
         self._filled = len(rest)
 
-    def _handle_uncounted(self, kind: int, ident: int, body: memoryview) -> bool:
+    def _handle_uncounted(self, kind: int, flags: int, ident: int, body: memoryview) -> bool:
         """Handle an ACK, PING or PONG. Return False for frames that the channel's owner handles.
 
         PING and PONG carry the count of received frames too, so an idle link needs no separate acknowledgements.
@@ -508,7 +509,7 @@ class StreamChannel:
             self._acked = max(self._acked, ident)
         elif kind == FrameKind.PING:
             self._acked = max(self._acked, ident)
-            self.pings += 1
+            self.pings += not flags & NO_RENEWAL
             self._uncounted.append(pack(FrameKind.PONG, self._acknowledged, bytes(body)))
         elif kind == FrameKind.PONG:
             self._acked = max(self._acked, ident)

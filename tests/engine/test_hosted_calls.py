@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -13,7 +13,7 @@ from skyward.engine.head.messages import OpenCall
 from skyward.engine.head.requests import Requests
 from skyward.engine.head_link import HeadLink
 from skyward.engine.head_machines import HeadMachines
-from skyward.engine.hosted_calls import HostedCalls
+from skyward.engine.hosted_calls import HeadLoss, HostedCalls
 from skyward.engine.ledger import Ledger
 from skyward.errors import Unreachable
 from skyward.schedule.scheduler import Scheduler
@@ -22,7 +22,7 @@ from skyward.wire.ends import Ends
 from skyward.wire.payloads import Encoded
 from skyward.wire.stream import StreamChannel
 from skyward.wire.tasks import Mode, TaskHead
-from tests.engine.parts import NotedTask, function
+from tests.engine.parts import NotedTask, function, machine
 
 
 class Client:
@@ -37,6 +37,8 @@ class Client:
         self._links: list[HeadLink] = []
         self.told: list[OpenCall] = []
         """Calls as the next head gets them that begins during a launch."""
+        self.next_machines: list[Machine] = []
+        self.during_launch: Callable[[], object] = lambda: None
         self.calls.link = self._link()
 
     def close(self) -> None:
@@ -76,7 +78,7 @@ class Client:
         assert before.channel.flush(), "what no link has carried needs no doubt"
         link = self.calls.link = self._link()
         with self.ledger:
-            self.told = self.calls.send_all_again(before, link, lost, beside)
+            self.told = self.calls.send_all_again(before, link, HeadLoss(lost=lost, beside=beside))
 
     def doubtful(self) -> set[int]:
         return {call.number for call in self.told if call.is_in_doubt}
@@ -85,7 +87,8 @@ class Client:
 
     def replace(self, node: int) -> Machine | None:
         self.change_head()
-        return None
+        self.during_launch()
+        return self.next_machines.pop(0) if self.next_machines else None
 
     def prepare_replacement(self, node: int) -> bool:
         return False
@@ -111,9 +114,32 @@ def test_calls_of_a_lost_node_are_in_doubt_before_another_machine_is_launched(cl
     """A head that begins during the launch finds a new machine at the node, which holds none of them."""
     anywhere, on_it, waits = client.submit(None), client.submit((0, 1)), client.submit((0,), is_begun=False)
     client.submit((1,))
+    client.ledger.machines[0] = machine(0)
     assert client.machines.replace(0) is None
     assert len(client.told) == 4
     assert client.doubtful() == {anywhere, on_it}, f"{waits} was not sent to a node"
+
+
+def test_a_call_knows_whether_the_provider_took_the_machine_that_may_have_run_it(client: Client) -> None:
+    taken, ended, both = client.submit((0,)), client.submit((1,)), client.submit((0, 1))
+    client.ledger.machines.update({node: machine(node) for node in range(2)})
+    client.machines.prepare_replacement(0)
+    for node in (0, 1):
+        client.machines.replace(node)
+    assert client.doubtful() == {taken, ended, both}
+    assert {call.number for call in client.told if call.is_preempted} == {taken, both}
+
+
+def test_a_machine_that_one_head_has_asked_for_goes_to_the_next_one_too(client: Client) -> None:
+    client.ledger.machines[0] = machine(0)
+    client.next_machines = [machine(0, pid=1), machine(0, pid=2)]
+    client.machines.told()
+    asked_twice = []
+    client.during_launch = lambda: asked_twice.append(client.machines.told())
+    first = client.machines.replace(0)
+    assert client.machines.replace(0) == first, "the next head knew the lost one only"
+    assert client.machines.replace(0) == machine(0, pid=2), "it has not reached that one either"
+    assert len(asked_twice) == 2
 
 
 def test_a_call_that_an_earlier_head_had_is_in_doubt_unless_it_cannot_have_run_there(client: Client) -> None:

@@ -17,6 +17,7 @@ import pytest
 import skyward as sky
 from skyward.errors import HostKeyChanged, NoCapacity, NodeError, Preempted, Unreachable
 from skyward.events import Event, NodeReplaced, PhaseStarted, PreemptionNotice
+from tests.engines import without_ray
 from tests.hosts.bed import ROOT
 from tests.hosts.ec2 import Ec2
 from tests.hosts.faults import EPSILON_S, client_processes
@@ -32,7 +33,7 @@ PROGRAM = """
 import os, sys, time
 import skyward as sky
 
-cidr, index, allocation = sys.argv[1:]
+cidr, index, engine = sys.argv[1:]
 
 def say(text):
     os.write(1, f"{text}\\n".encode())
@@ -47,7 +48,7 @@ def hang():
 if __name__ == "__main__":
     with sky.ComputePool(
         provider=sky.AWS(instance_types=["m5.large"], client_cidr=cidr, lease_s=60.0),
-        nodes=2, allocation=allocation, image=sky.Image(pip_index_url=index),
+        nodes=2, allocation="on-demand", engine=engine, image=sky.Image(pip_index_url=index),
         on_event=told, logs=lambda line: say(line.text.strip()),
     ) as pool:
         sky.compute(hang)() @ pool
@@ -60,20 +61,20 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
 
-Start = Callable[[], "subprocess.Popen[str]"]
+Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
 def start(ec2: Ec2, package_index: PackageIndex, runtime: Path) -> Iterator[Start]:
-    """Return a function `start()`, which starts a client whose pool has two rented nodes."""
+    """Return a function `start(engine)`, which starts a client whose pool has two rented nodes."""
     made: list[subprocess.Popen[str]] = []
     script = runtime / "client.py"
     script.write_text(PROGRAM)
 
-    def give() -> subprocess.Popen[str]:
+    def give(engine: str = "direct") -> subprocess.Popen[str]:
         made.append(
             subprocess.Popen(
-                [sys.executable, script, ec2.client_cidr, package_index.simple, "on-demand"],
+                [sys.executable, script, ec2.client_cidr, package_index.simple, engine],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -122,7 +123,7 @@ MOMENTS = {
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_the_keeper_ends_the_machines_of_a_killed_client(ec2: Ec2, start: Start, moment: str) -> None:
-    process = start()
+    process = start("auto" if moment == "a call" else "direct")
     says(process, MOMENTS[moment])
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
@@ -131,7 +132,7 @@ def test_the_keeper_ends_the_machines_of_a_killed_client(ec2: Ec2, start: Start,
 
 @pytest.mark.slow
 def test_machines_end_by_themselves_when_client_and_keeper_are_killed(ec2: Ec2, start: Start, runtime: Path) -> None:
-    process = start()
+    process = start("auto")
     says(process, "running")
     (keeper,) = client_processes(runtime)["keeper"]
     os.kill(keeper, signal.SIGSTOP)
@@ -175,9 +176,16 @@ def pool_on(ec2: Ec2, index: PackageIndex, **options: object) -> sky.ComputePool
         "allocation": "on-demand",
         "image": sky.Image(pip_index_url=index.simple),
         "logs": False,
+        "engine": "direct",
         **options,
     }
     return sky.ComputePool(**arguments)  # type: ignore[arg-type]
+
+
+def headed_pool_on(ec2: Ec2, index: PackageIndex, **options: object) -> sky.ComputePool:
+    """Return a pool with a head that never has Ray."""
+    pool = pool_on(ec2, index, engine="auto", **options)
+    return without_ray(pool)
 
 
 def test_a_machine_that_never_boots_ends_the_start_and_both(
@@ -259,8 +267,55 @@ def test_calls_on_a_reclaimed_machine_say_so_and_it_is_replaced(
     until(lambda: ec2.left() == [], GONE_S)
 
 
-def test_a_machine_with_a_notice_is_relieved_before_it_goes(
+def test_calls_of_reclaimed_machines_say_so_behind_a_head_and_when_the_head_is_one_of_them(
     ec2: Ec2, package_index: PackageIndex, runtime: Path
+) -> None:
+    where, go = sky.compute(lambda: os.uname().nodename), "/tmp/go"
+
+    @sky.compute
+    def wait() -> str:
+        while not os.path.exists(go):
+            time.sleep(0.01)
+        return os.uname().nodename
+
+    def running_on(pool: sky.ComputePool) -> list[sky.Future[str]]:
+        futures = [wait() > pool.node(node) for node in range(2)]
+        until(lambda: all(future.running() for future in futures))
+        return futures
+
+    def machine_of(name: str) -> str:
+        (found,) = [machine.id for machine in ec2.machines("running") if machine.name == name]
+        return found
+
+    def reclaim(name: str) -> None:
+        ec2.interrupt(machine_of(name), in_s=0.5)
+
+    with headed_pool_on(ec2, package_index, allocation="spot") as pool:
+        first, second = where() @ pool
+        kept, lost = running_on(pool)
+        reclaim(second)
+        with pytest.raises(Preempted):
+            lost.result(60)
+        third = where().with_options(retries=5) >> pool.node(1)
+        assert third != second
+
+        (gone,) = [wait() > pool.node(1)]
+        until(gone.running)
+        waiting = where().with_options(retries=1) > pool.node(0)
+        reclaim(first)
+        with pytest.raises(Preempted):
+            kept.result(60)
+        ec2.host(machine_of(third)).write(go, "")
+        assert gone.result(60) == third
+        assert waiting.result(100) not in (first, second, third)
+        assert (where() @ pool)[1] == third
+        assert len(ec2.machines("running")) == 2
+    until(lambda: ec2.left() == [], GONE_S)
+
+
+@pytest.mark.parametrize("is_headed", [False, True], ids=["direct", "head"])
+def test_a_machine_with_a_notice_is_relieved_before_it_goes(
+    ec2: Ec2, package_index: PackageIndex, runtime: Path, is_headed: bool
 ) -> None:
     @sky.compute
     def until_told() -> int:
@@ -277,10 +332,12 @@ def test_a_machine_with_a_notice_is_relieved_before_it_goes(
         return -1 if info is None else info.node
 
     seen: list[Event] = []
-    with pool_on(ec2, package_index, allocation="spot", on_event=seen.append) as pool:
+    make = headed_pool_on if is_headed else pool_on
+    with make(ec2, package_index, allocation="spot", on_event=seen.append) as pool:
+        name = sky.compute(lambda: os.uname().nodename)() >> pool.node(0)
         (first, second) = [until_told() > pool for _ in range(2)]
         until(lambda: first.running() and second.running())
-        taken = ec2.machines("running")[0]
+        (taken,) = [machine for machine in ec2.machines("running") if machine.name == name]
         ec2.interrupt(taken.id, in_s=120.0)
         (told,), (other,) = wait([first, second], 100, FIRST_COMPLETED)
         (notice,) = [event for event in seen if isinstance(event, PreemptionNotice)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -64,14 +65,19 @@ def test_a_users_own_hosts_are_unchanged_afterwards(
 # Rented machines ------------------------------------------------------------------------------------------------------
 
 
-def test_rented_machines_come_despite_api_errors_and_nothing_stays(ec2: Ec2, aws: sky.AWS, image: sky.Image) -> None:
+def test_rented_machines_come_despite_api_errors_have_ray_and_nothing_stays(
+    ec2: Ec2, aws: sky.AWS, ray_index: PackageIndex
+) -> None:
     ec2.set(list_after_s=2.0, pending_s=1.0, refuses_terminate_while_pending=True, has_uv=False)
     ec2.throttle("RunInstances", times=1)
     ec2.has_no_capacity(times=2)
     ec2.fail("RunInstances", "InternalError", status=500, is_done=True)
-    with sky.ComputePool(aws, nodes=2, vcpus=2, allocation="spot-if-available", image=image) as pool:
+    options: dict[str, Any] = {"vcpus": 2, "allocation": "spot-if-available", "engine": "ray"}
+    with sky.ComputePool(aws, nodes=2, image=sky.Image(pip_index_url=ray_index.simple), **options) as pool:
         names = sorted(where() @ pool)
         assert names == sorted(machine.name for machine in ec2.machines("running"))
+        until(lambda: pool.engine == "ray", within_s=90)
+        assert sorted(where() @ pool) == names
     assert ec2.left() == []
     assert len(ec2.machines()) == 2, "none was made twice"
 

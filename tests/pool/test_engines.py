@@ -12,6 +12,7 @@ from skyward import events
 from skyward.console.plain import PlainLines
 from skyward.errors import PoolClosed, UsageError
 from skyward.pool.engines import RAY_AFTER_S, Way, did_not_come_up
+from skyward.testing import FakeProvider
 
 SSH = sky.SSH(hosts=["gpu1", "gpu2"])
 RAY: dict[str, Any] = {"provider": SSH, "nodes": 2, "engine": "ray"}
@@ -21,11 +22,15 @@ RAY: dict[str, Any] = {"provider": SSH, "nodes": 2, "engine": "ray"}
     ("options", "message"),
     [
         ({"engine": "dask"}, "engine='dask': not supported; use one of 'auto', 'direct', 'ray'"),
-        ({"provider": sky.Local()}, "engine='ray': not supported with local, so far only with sky.SSH"),
+        (
+            {"provider": sky.Local()},
+            "engine='ray': not supported with local, so far only with sky.SSH(hosts=[...]) and",
+        ),
         ({"any_of": [SSH, sky.Local()], "provider": None}, "engine='ray': not supported with ssh or local"),
         ({"nodes": 1}, "engine='ray': joins several nodes, and this pool has one; set nodes=2"),
         ({"nodes": (0, 1)}, "engine='ray': joins several nodes, and this pool has one; set nodes=2"),
         ({"nodes": (0, 2)}, "engine='ray': needs a node at all times so far; set nodes=(1, 2), or omit engine"),
+        ({"provider": sky.AWS(), "nodes": (1, 2)}, "engine='ray': needs a fixed number of rented machines so far; set"),
         ({"idle_timeout_s": 60}, "engine='ray': a pool on Ray cannot rest so far; omit idle_timeout_s"),
         ({"image": sky.Image(container="debian")}, "engine='ray': not supported with Image.container so far; use pip="),
         (
@@ -58,12 +63,18 @@ def way_of(**options: Any) -> tuple[Way, float]:
     return life.way, life.ray_after_s
 
 
-def test_auto_is_ray_later_for_a_pool_that_may_have_2_nodes() -> None:
-    assert way_of() == way_of(engine="auto") == way_of(nodes=(1, 2)) == (Way.RAY_OR_LENT, RAY_AFTER_S)
-    assert way_of(engine="ray") == (Way.RAY, 0.0)
+@pytest.mark.parametrize("provider", [SSH, sky.AWS()])
+def test_auto_is_ray_later_for_a_pool_that_may_have_2_nodes(provider: Any) -> None:
+    on: dict[str, Any] = {"provider": provider}
+    assert way_of(**on) == way_of(engine="auto", **on) == (Way.RAY_OR_LENT, RAY_AFTER_S)
+    assert way_of(engine="ray", **on) == (Way.RAY, 0.0)
+    assert way_of(engine="ray", idle_timeout_s=60, on_idle="close", **on) == (Way.RAY, 0.0)
+    assert way_of(engine="direct", **on) == (Way.DIRECT, 0.0)
+
+
+def test_elastic_pools_of_own_machines_have_ray_too() -> None:
+    assert way_of(nodes=(1, 2)) == (Way.RAY_OR_LENT, RAY_AFTER_S)
     assert way_of(engine="ray", nodes=(1, 2)) == (Way.RAY, 0.0)
-    assert way_of(engine="ray", idle_timeout_s=60, on_idle="close") == (Way.RAY, 0.0)
-    assert way_of(engine="direct") == (Way.DIRECT, 0.0)
 
 
 def test_a_detached_pool_of_several_nodes_needs_ray_at_once() -> None:
@@ -74,7 +85,10 @@ def test_a_detached_pool_of_several_nodes_needs_ray_at_once() -> None:
     "options",
     [
         {"provider": sky.Local()},
-        {"provider": sky.AWS()},
+        {"provider": sky.AWS(), "nodes": 1},
+        {"provider": sky.AWS(), "nodes": (1, 2)},
+        {"provider": sky.AWS(), "region": ["us-east-1", "us-west-2"]},
+        {"provider": FakeProvider(api=None)},
         {"provider": None, "any_of": [SSH, sky.Local()]},
         {"nodes": 1},
         {"nodes": (0, 2)},

@@ -193,6 +193,7 @@ class EarlyCall:
             count=told.received,
             taken=told.taken + self.taken,
             is_in_doubt=told.is_in_doubt,
+            is_preempted=told.is_preempted,
             cleared=frozenset(told.cleared),
             left=None if told.left is None else RetriesLeft(*told.left),
         )

@@ -109,11 +109,18 @@ class Head:
         if not config.heads_before:
             self._coming.are_known.set()
         self._requests = Requests(
-            self._tell, self._later_on, verbs=self._verbs(), slow=self._slow_verbs(), later=self._later()
+            self._tell,
+            self._later_on,
+            verbs=self._verbs(),
+            slow=self._slow_verbs(),
+            later=self._later(),
+            # Numbers that no earlier head has used: a client may reply to that one now.
+            numbers=itertools.count(self.turns.first_number),
         )
         self._machines: Machines = RelayedMachines(self._requests)
         self._settling = Settling(self._ledger, self._ask_if_it_came if self._kept is None else None)
         self.settle = self._settling.settle
+        engine.nodes.liveness.was_heard = self.turns.was_heard
         if self.turns.is_detached:
             engine.link_repair.may_ask = self._may_replace
         self._calls: ClientCalls | None = self._calls_of(self._nobody()) if self.was_killed else None
@@ -299,11 +306,13 @@ class Head:
         """
         there = self.engine.nodes.open_again([machine for machine in machines if machine.node not in lost])
         self.engine.link_repair.source = self._machines
+        gone = frozenset(machine.node for machine in machines) - there
+        reasons = {node: self._machines.why_gone(node) for node in gone}
         with self._ledger:  # so that no frame of a node is handled before its task is known
+            self._ledger.taken_back |= {node for node, why in reasons.items() if why is not None and why.is_preempted}
             self.engine.use_again(machines, there)
             self.engine.values.find(self._references.blobs)
             held, ranks = held_by_nodes(self._ledger, are_new_ones_empty=True), held_ranks(self._ledger)
-            gone = frozenset(machine.node for machine in machines) - there
             take_up_early(self._of_client(), [OpenCall(*fields) for fields in told], held, ranks, gone)
             self._cancel_rest(held, ranks)
         self._coming.are_known.set()

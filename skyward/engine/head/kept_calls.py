@@ -120,6 +120,8 @@ class KeptCall:
     """Place of its record in the journal."""
     is_in_doubt: bool = False
     """Whether a node that is gone may have run it."""
+    is_preempted: bool = False
+    """Whether the provider took back the machine of such a node."""
     cleared: frozenset[int] = frozenset()
     """Nodes that certainly have not run it."""
     is_torn: bool = False

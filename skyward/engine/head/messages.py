@@ -112,6 +112,8 @@ class OpenCall(NamedTuple):
     """Nodes that certainly have not run it."""
     left: tuple[Any, ...] | None
     """Fields of the `RetriesLeft`; None: it has spent none."""
+    is_preempted: bool = False
+    """Whether the provider took back the machine of a node that may have run it."""
 
 
 class ActorMessage(NamedTuple):

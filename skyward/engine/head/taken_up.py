@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ...calls.named_options import unpack_options
 from ...calls.options import CallOptions
-from ...errors import ActorLost, NodeLost, SkywardError
+from ...errors import ActorLost, NodeLost, Preempted, SkywardError
 from ...wire.payloads import Encoded
 from ...wire.tasks import CallKind, TaskHead
 from ..actors import ActorEnd
@@ -142,10 +142,11 @@ def take_up(
         ranks.update(started)
         progress = None if held is None else held.pop(call.number, None)
         may_have_run = bool(started) or held is None or call.is_in_doubt or call.count > 0
-        doubtful = lost - call.cleared
         home = homes.get(_actor_of(message))
         nodes = message.may_go_to if home is None else (home,)
-        may_have_run |= bool(doubtful) and (nodes is None or bool(doubtful & set(nodes)))
+        doubtful = lost - call.cleared if nodes is None else (lost - call.cleared).intersection(nodes)
+        may_have_run |= bool(doubtful)
+        call.is_preempted |= not doubtful.isdisjoint(client.engine.ledger.taken_back)
         if _actor_of(message):
             end = actors.ends.get(_actor_of(message))
             _take_up_of_actor(client, call, message, packed, progress, end, may_have_run=may_have_run)
@@ -220,9 +221,10 @@ def _go_on_with(
 
 def _fail(client: ClientCalls, call: KeptCall) -> None:
     if call.form == CHUNK:  # its map decides which of its calls run again
-        client.outcome(call.number, "lost", Loss(node=0, started=None, is_node=True))
+        loss = Loss(node=0, started=None, is_node=True, is_preempted=call.is_preempted)
+        client.outcome(call.number, "lost", loss)
     else:
-        client.outcome(call.number, "error", _lost_with_head(call.name))
+        client.outcome(call.number, "error", _lost_with_head(call))
 
 
 def _with_a_retry_less(message: CallMessage, options: CallOptions) -> RetriesLeft | None:
@@ -236,9 +238,10 @@ def _with_a_retry_less(message: CallMessage, options: CallOptions) -> RetriesLef
     return None
 
 
-def _lost_with_head(name: str) -> NodeLost:
-    return NodeLost(
-        f"{name!r}: the head of the pool is gone, and the call may have begun, so its value is lost; send it again, or "
-        "set retries=1 or more if it may run again",
+def _lost_with_head(call: KeptCall) -> NodeLost | Preempted:
+    kind, why = (Preempted, ", whose machine its provider took back") if call.is_preempted else (NodeLost, "")
+    return kind(
+        f"{call.name!r}: the head of the pool is gone{why}, and the call may have begun, so its value is lost; send it "
+        "again, or set retries=1 or more if it may run again",
         node=0,
     )

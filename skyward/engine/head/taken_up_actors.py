@@ -71,9 +71,10 @@ def take_up_actors(client: ClientCalls, held: dict[int, HeldActor], lost: frozen
         elif _had_process(actor, message, lost):
             is_node = message.node in lost
             actor.node = message.node if is_node else None
-            loss = Loss(
-                node=message.node or 0, started=None, is_node=is_node, signal=None if is_node else signal.SIGKILL
-            )
+            if is_node:
+                loss = engine.ledger.node_loss(message.node or 0, started=None)
+            else:
+                loss = Loss(node=message.node or 0, started=None, signal=signal.SIGKILL)
             ends[actor.number] = engine.actors.lose(actor, loss)
         else:
             engine.actors.start(actor)

@@ -107,6 +107,10 @@ class ClientTurns:
         client = self.client
         return self._renewed_at if client is None else max(self._renewed_at, client.channel.heard_at)
 
+    def was_heard(self, since: float) -> bool:
+        """Return whether client or keeper were heard since a time, or the pool goes on without them."""
+        return self.is_detached or self.contact_at >= since
+
     def renew(self) -> None:
         """Note that a keeper was heard, or that a killed head has begun again."""
         self._renewed_at = time.monotonic()
