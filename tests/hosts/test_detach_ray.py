@@ -282,6 +282,7 @@ class TestDetached:
         del gang, calls
         until(lambda: sum(call.state == "running" for call in pool.calls()) == 4)
         pool.detach()
+        raylets = ray_processes(hosts[1], "/raylet/raylet")
         kill(hosts[2], "agent")
         clients.go()
         nothing_runs_on(hosts[2:])
@@ -303,6 +304,7 @@ class TestDetached:
         state = Path(os.environ["XDG_STATE_HOME"])
         assert not [path for path in state.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
         pool.detach()  # the next client knows the new machine
+        assert raylets == ray_processes(hosts[1], "/raylet/raylet") != [], "the others keep their Ray"
         pool = sky.ComputePool.attach("train", logs=False)
         assert sky.compute(run)(5) @ pool == [5] * 3
         pool.detach()
