@@ -110,7 +110,7 @@ def aws(ec2: Ec2) -> str:
 def test_ddp_on_two_rented_machines_trains_to_the_same_numbers(
     ec2: Ec2, torch_index: PackageIndex, ddp_here: list[str], tmp_path: Path
 ) -> None:
-    pool = f"provider={aws(ec2)}, nodes=2, image={ddp_image(torch_index)}"
+    pool = f"provider={aws(ec2)}, nodes=2, engine='direct', image={ddp_image(torch_index)}"
     printed = run_example(DDP, pool, tmp_path)
     assert "trained on 2 ranks" in printed
     assert numbers(printed) == ddp_here
@@ -121,7 +121,7 @@ def test_a_grid_search_on_three_rented_machines_finds_the_same(
     ec2: Ec2, package_index: PackageIndex, tmp_path: Path
 ) -> None:
     image = f"sky.Image(pip_index_url={package_index.simple!r})"
-    printed = run_example(GRID, f"{aws(ec2)}, nodes=3, image={image}", tmp_path)
+    printed = run_example(GRID, f"{aws(ec2)}, nodes=3, engine='direct', image={image}", tmp_path)
     assert "best_params_ equal: True" in printed
     assert "cv_results_ equal: True" in printed
     assert ec2.left() == []
