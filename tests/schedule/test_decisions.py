@@ -190,6 +190,8 @@ class Decisions(RuleBasedStateMachine):
             self.check(self.scheduler.gang_finished(entry.number))
         else:
             assert self.scheduler.cancel(entry.number) is None
+            if not entry.in_advance:  # those behind it may have places in advance now, which are worth no search
+                self.passed_over.add(entry.line)
 
     @rule(number=st.integers(0, KEPT), is_up=st.booleans())
     def link(self, number: int, is_up: bool) -> None:
