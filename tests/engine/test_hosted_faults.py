@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 import skyward as sky
 from skyward.engine.head.plain import dump_plain, load_plain
 from skyward.errors import InternalError
+from skyward.node.agent import attach
 from skyward.testing.engine_suite import appear, wait_for
 from skyward.values.machine import LogLine
 from tests.engines import hosted_pool
@@ -78,32 +80,49 @@ def pool() -> Iterator[sky.ComputePool]:
         yield pool
 
 
-def test_calls_go_on_when_the_link_to_the_head_breaks(pool: sky.ComputePool, tmp_path: Path) -> None:
+@pytest.fixture
+def fragile_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[sky.ComputePool]:
+    """Open a pool whose links break when their processes die. Others hand their pipes to the far process."""
+    command = attach.command
+    monkeypatch.setattr(attach, "command", lambda *of: ("sh", "-c", 'cat | "$@" | cat', "sh", *command(*of)))
+    with hosted_pool(nodes=2, concurrency=2, logs=False) as pool:
+        yield pool
+
+
+def _break_links(find: Callable[[int], list[int]], count: int) -> None:
+    """Kill the processes of the links to a head or to nodes, and wait until there are as many new ones."""
+    links = find(os.getpid())  # perhaps with some that have not ended since the test before
+    for shell in links:
+        for pid in (*children_of(shell), shell):
+            with contextlib.suppress(ProcessLookupError):  # it has ended with another one
+                os.kill(pid, signal.SIGKILL)
+    until(lambda: len(set(find(os.getpid())) - set(links)) == count, _LIMIT_S)
+
+
+def test_calls_go_on_when_the_link_to_the_head_breaks(fragile_pool: sky.ComputePool, tmp_path: Path) -> None:
     def wait() -> bytes:
         appear(tmp_path / "began")
         wait_for(tmp_path / "go")
         return b"x" * 3_000_000
 
-    future = sky.compute(wait)() > pool
+    future = sky.compute(wait)() > fragile_pool
     wait_for(tmp_path / "began")
-    for link in _links_to_head(os.getpid()):
-        os.kill(link, signal.SIGKILL)
+    _break_links(_links_to_head, 1)
     appear(tmp_path / "go")
     assert len(future.result(_LIMIT_S)) == 3_000_000
-    assert sky.compute(abs)(-1) @ pool == [1, 1]
+    assert sky.compute(abs)(-1) @ fragile_pool == [1, 1]
 
 
-def test_calls_go_on_when_a_lent_channel_breaks(pool: sky.ComputePool, tmp_path: Path) -> None:
+def test_calls_go_on_when_a_lent_channel_breaks(fragile_pool: sky.ComputePool, tmp_path: Path) -> None:
     def wait(me: int) -> int:
         appear(tmp_path / f"began-{me}")
         wait_for(tmp_path / "go")
         return me
 
-    futures = [sky.compute(wait)(node) > pool.node(node) for node in range(2)]
+    futures = [sky.compute(wait)(node) > fragile_pool.node(node) for node in range(2)]
     for node in range(2):
         wait_for(tmp_path / f"began-{node}")
-    for link in _links_to_nodes(os.getpid()):
-        os.kill(link, signal.SIGKILL)
+    _break_links(_links_to_nodes, 2)
     appear(tmp_path / "go")
     assert [future.result(_LIMIT_S) for future in futures] == [0, 1]
 
