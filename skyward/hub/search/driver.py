@@ -15,10 +15,12 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import Any, Protocol
+
+from optuna.exceptions import UpdateFinishedTrialError
 
 from ...errors import HubError, NodeError, PoolClosed, UsageError
 from ...wire.task_channel import TaskChannel, services
@@ -178,11 +180,17 @@ class SweepDriver:
             self._start(plan)
 
     def _next_plan(self) -> TrialPlan | None:
+        with self._searching() as search:
+            return self._waiting.popleft() if self._waiting else search.ask()
+
+    @contextlib.contextmanager
+    def _searching(self) -> Iterator[TrialSearch]:
+        """Lend the search. The hub may refuse a change of it because another driver has gone on meanwhile."""
         try:
             with self._lock:
-                return self._waiting.popleft() if self._waiting else self._search.ask()
-        except HubError:
-            if self._hold():
+                yield self._search
+        except (HubError, UpdateFinishedTrialError) as error:
+            if (isinstance(error, HubError) and error.retryable) or self._hold():  # the hub is away, or refused us
                 raise
             raise SweepInterrupted(_REPLACED) from None
 
@@ -223,8 +231,8 @@ class SweepDriver:
         end = self._end_of(plan, future)
         if end is None:
             return
-        with self._lock:
-            self._search.finish(plan, end)
+        with self._searching() as search:
+            search.finish(plan, end)
         if end.values is not None and not end.stopped_by:
             metrics = dict(zip((goal.metric for goal in self._config.objective), end.values, strict=True))
             self._run.log_metrics(metrics, step=plan.number)
@@ -266,9 +274,9 @@ class SweepDriver:
     def _report(self, plan: TrialPlan, step: int, value: float) -> str:
         """Answer a report, in the thread of the trial's channel."""
         try:
-            with self._lock:
+            with self._searching() as search:
                 self._check_lease()
-                reason = self._search.report(plan, step, value)
+                reason = search.report(plan, step, value)
         except BaseException as error:
             self._fail(error)
             raise

@@ -16,18 +16,23 @@ from typing import Any
 
 import httpx
 import pytest
+from optuna.trial import TrialState
 
 import skyward as sky
 from skyward import hub
 from skyward.calls.compute import as_compute
 from skyward.errors import HubError, UsageError
 from skyward.hub.client.connection import HubConnection
+from skyward.hub.client.optuna_storage import OptunaStorage
 from skyward.hub.client.reading import needed_address
+from skyward.hub.client.repeated import RepeatedRequests
 from skyward.hub.model.sweep_config import parse_config
 from skyward.hub.search.driver import SweepDriver, SweepInterrupted
 from skyward.hub.search.local import drive
 from skyward.hub.search.places import trial_call
+from skyward.hub.search.plans import TrialPlan
 from skyward.hub.search.records import Sweep
+from skyward.hub.search.study import StudySearch
 from skyward.testing.hub import HubServer
 from tests.hub.search import objectives
 from tests.hub.search.objectives import SPACE
@@ -228,6 +233,37 @@ def test_driver_that_stood_still_for_too_long_ends_and_leaves_the_trials_to_the_
     trials = sweep.trials
     assert [(trial.number, trial.state) for trial in trials] == [(number, "completed") for number in range(len(trials))]
     assert sweep.status == "completed"
+
+
+def test_driver_that_stands_still_after_it_saw_its_lease_tells_that_another_one_goes_on(
+    server: HubServer, pool: sky.ComputePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stop a driver between its look at the lease and a report to the hub; the test before stops it anywhere."""
+    monkeypatch.setattr("skyward.hub.search.driver.LEASE_S", 2.0)
+    others = RepeatedRequests(needed_address("the test"))
+    is_still, goes_on = threading.Event(), threading.Event()
+    leases: list[str] = []
+
+    def send_if_awake(self: RepeatedRequests, method: str, path: str, *args: Any, **options: Any) -> Any:
+        if path.endswith("/lease"):
+            leases.append(path)
+            assert not is_still.is_set() or goes_on.wait(60)
+        return send(self, method, path, *args, **options)
+
+    def report_late(self: StudySearch, plan: TrialPlan, step: int, value: float) -> str:
+        is_still.set()
+        until(lambda: send(others, "POST", leases[0], {"driver": "another", "lasts_ms": 60_000})["is_held"], 60)
+        OptunaStorage(others.address).set_trial_state_values(plan.id, TrialState.COMPLETE, [0.5])
+        try:
+            return report(self, plan, step, value)
+        finally:
+            goes_on.set()
+
+    send, report = RepeatedRequests.send, StudySearch.report
+    monkeypatch.setattr(RepeatedRequests, "send", send_if_awake)
+    monkeypatch.setattr(StudySearch, "report", report_late)
+    with pytest.raises(SweepInterrupted, match="another program drives the sweep now"):
+        hub.sweep(objectives.descend, SPACE, name="still", max_trials=2, max_concurrent_trials=1, pool=pool)
 
 
 def test_sweep_goes_on_after_sigkill_of_its_program_without_a_trial_twice_or_lost(
