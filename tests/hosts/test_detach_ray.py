@@ -30,8 +30,8 @@ LIMIT_S = 120.0
 """Longest wait for Ray on a busy machine. It stands within 20 s on a free one."""
 LEASE_S = 30.0
 """Lease of the nodes. Only the head renews it while no client is there."""
-GO = "/root/go"
-LEDGER = "/root/ran"
+GO = "/root/go-by-ray"
+LEDGER = "/root/ran-by-ray"
 SECRET = os.urandom(8).hex()
 """Not in this file, which is part of the user's code."""
 
@@ -44,9 +44,9 @@ hosts = hosts.split()
 
 @sky.compute
 def wait(number):
-    with open("/root/ran", "a") as ledger:
+    with open("/root/ran-by-ray", "a") as ledger:
         ledger.write(f"{number} ")
-    while not os.path.exists("/root/go"):
+    while not os.path.exists("/root/go-by-ray"):
         time.sleep(0.01)
     return number
 
@@ -54,7 +54,7 @@ def wait(number):
 def count():
     for number in range(100):
         yield number
-        while number == 49 and not os.path.exists("/root/go"):
+        while number == 49 and not os.path.exists("/root/go-by-ray"):
             time.sleep(0.01)
 
 events = []

@@ -172,7 +172,7 @@ def test_another_head_goes_on_when_one_is_killed_and_when_its_host_loses_its_pow
     bed: Bed, hosts: Callable[[int], list[Host]], ray_index: PackageIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("skyward.providers.ssh._CONNECT_S", 2.0)  # no option: only tests wait for nobody
-    here, path = Place(bed=bed, index=ray_index, hosts=hosts(3)), "/root/ran"
+    here, path = Place(bed=bed, index=ray_index, hosts=hosts(3)), "/root/ran-in-turn"
     events: list[sky.events.Event] = []
 
     class Counter:  # by value, as all calls here
