@@ -9,6 +9,7 @@ from typing import Any, Literal
 from urllib.parse import urlencode
 
 from ...errors import UsageError
+from .downloads import Download
 from .frames import ArrayFrame, decode, pieces_from
 from .http_transport import HTTPTransport
 from .pool_transport import SCHEME, PoolTransport
@@ -60,13 +61,15 @@ class DiLoCoClient:
         decoded = json.loads(answer or b"{}")
         return dict(decoded)
 
-    def parameters(self, worker: str = "") -> ArrayFrame | None:
+    def parameters(self, worker: str = "", *, download: Download | None = None) -> ArrayFrame | None:
         """Return the parameters of the open round; None if there are none yet. Raises as `ask`.
 
         Args:
             worker: Worker whose traffic they are; empty: none.
+            download: Keeps the beginning of a frame that breaks off, and a later call goes on with it.
         """
-        frame = self._request("GET", f"/parameters?{urlencode({'worker': worker})}" if worker else "/parameters")
+        query = ({"worker": worker} if worker else {}) | _rest(download)
+        frame = self._request("GET", f"/parameters?{urlencode(query)}", download=download)
         return decode(frame) if frame else None
 
     def offer(self, pieces: Sequence[memoryview]) -> None:
@@ -97,22 +100,29 @@ class DiLoCoClient:
         except UsageError:  # a server of an older version, which takes whole deltas only
             return 0
 
-    def answer(self, key: UpdateKey, session: str, *, wait_s: float) -> ArrayFrame | Literal["unknown"] | None:
+    def answer(
+        self, key: UpdateKey, session: str, *, wait_s: float, download: Download | None = None
+    ) -> ArrayFrame | Literal["unknown"] | None:
         """Return the answer to an update; None while its round is open, `unknown` if it has to be sent.
 
-        Raises as `ask`.
+        Raises as `ask`. `download` is as for `parameters`.
         """
-        query = urlencode({**asdict(key), "session": session, "wait_s": wait_s})
-        frame = self._request("GET", f"/answers?{query}")
+        query = {**asdict(key), "session": session, "wait_s": wait_s} | _rest(download)
+        frame = self._request("GET", f"/answers?{urlencode(query)}", download=download)
         return "unknown" if frame is None else decode(frame) if frame else None
 
     def _request(
-        self, method: str, path: str, pieces: Sequence[memoryview] | None = None, *, timeout_s: float | None = None
+        self,
+        method: str,
+        path: str,
+        pieces: Sequence[memoryview] | None = None,
+        *,
+        timeout_s: float | None = None,
+        download: Download | None = None,
     ) -> bytearray | None:
         """Return the body of the answer, or None for 404."""
-        status, body = self._transport.request(
-            method, path, pieces, timeout_s=self._timeout_s if timeout_s is None else timeout_s
-        )
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        status, body = self._transport.request(method, path, pieces, timeout_s=timeout_s, download=download)
         if status == 404:
             return None
         if status >= 300:
@@ -130,3 +140,7 @@ class DiLoCoClient:
         if status >= 500 or status == 429:
             return ServerUnreachable(f"{self.name} failed with HTTP status {status}: {message}; see its log")
         return UsageError(message or f"server_addr={self.name!r}: answers HTTP status {status}; is it a DiLoCo server?")
+
+
+def _rest(download: Download | None) -> dict[str, Any]:
+    return {} if download is None else download.query

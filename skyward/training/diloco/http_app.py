@@ -2,11 +2,11 @@
 
     POST /join /leave                     JSON: worker, session, ...
     POST /heartbeat                       JSON: the same; with wait_s it is answered once the worker is in a round
-    GET  /parameters?worker=              a frame
+    GET  /parameters?worker=&tag=&offset= a frame
     PUT  /parameters?worker=&session=     a frame, from the first worker
     GET  /updates?worker=&session=&base_round=&number=&upload=
     PUT  /updates?worker=&session=&base_round=&number=&upload=&offset=
-    GET  /answers?worker=&session=&base_round=&number=&wait_s=
+    GET  /answers?worker=&session=&base_round=&number=&wait_s=&tag=&offset=
     GET  /                                the page; it needs no token
     GET  /status                          JSON
     GET  /history?first=                  JSON: the facts about the last rounds, and the server's start (see `origin`)
@@ -16,11 +16,12 @@
 
 An upload is answered when it has arrived, and not when its round closes. A worker then asks for the answer, and asks
 again until there is one. So a connection that breaks costs no transfer that has ended. If it breaks in an upload, the
-worker asks how much of that `upload` has come, and sends the rest. A question that waits is a life sign of its worker
-while its connection stands.
+worker asks how much of that `upload` has come, and sends the rest. If it breaks in a frame for the worker, that asks
+for the rest by the frame's `tag`, which is its ETag. A question that waits is a life sign of its worker while its
+connection stands.
 
-204: not yet. 401: no token that is accepted. 403: not with this token. 404: the delta, or its beginning, is unknown
-here, send it. 409: refused, with the kind of the refusal. 429: too many requests, send fewer.
+204: not yet. 206: the rest of a frame. 401: no token that is accepted. 403: not with this token. 404: the delta, or its
+beginning, is unknown here, send it. 409: refused, with the kind of the refusal. 429: too many requests, send fewer.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ from typing import IO, Any, TypeVar
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...errors import SkywardError, UsageError
 from .examination import Shaped
 from .exchange import DeltaExchange, GlobalParameters, Standing, spool
-from .frames import decode, largest_frame, size_of
+from .frame_response import frame_response
+from .frames import decode, largest_frame
 from .page_file import page_file
 from .refusal import WorkerRefused
 from .request_rate import REQUESTS_PER_S, RequestRate
 from .rounds import UpdateKey
-from .tensors import frame_of
 from .tokens import ServerTokens, TokenRefused
 from .uploads import Uploads
 
@@ -62,7 +63,6 @@ LIFE_SIGN_S = 1.0
 """Time between two life signs of a worker whose question waits."""
 MOST_SAVE_S = 20.0
 """Longest wait for the last save in the request that stops the server."""
-_PIECE = 2**20
 _DISCARDED_BYTES = 2**28
 """Most bytes beyond the limit of a body that are read and discarded. A connection that is closed while bytes arrive is
 reset, and the answer may be lost with it."""
@@ -226,7 +226,7 @@ class DiLoCoApp:
         if worker:
             _speaker(request, worker)
         parameters = await run_in_threadpool(self._exchange.parameters)
-        return Response(status_code=204) if parameters is None else self._sent(parameters, worker)
+        return Response(status_code=204) if parameters is None else self._sent(request, parameters, worker)
 
     async def _offer(self, request: Request) -> Response:
         limit = MOST_MODEL_BYTES
@@ -288,7 +288,9 @@ class DiLoCoApp:
         )
         if answer == "unknown":
             return _unknown("this delta is unknown; send it")
-        return self._sent(answer, key.worker) if isinstance(answer, GlobalParameters) else Response(status_code=204)
+        if isinstance(answer, GlobalParameters):
+            return self._sent(request, answer, key.worker)
+        return Response(status_code=204)
 
     async def _await_answer(
         self, request: Request, ask: Callable[[], T], *, is_final: Callable[[T], bool], wait_s: float
@@ -308,11 +310,13 @@ class DiLoCoApp:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(change.wait(), min(left, LIFE_SIGN_S))
 
-    def _sent(self, parameters: GlobalParameters, worker: str) -> Response:
-        response = _frame(parameters)
-        if worker:
-            self._exchange.count_traffic(worker, sent=int(response.headers["Content-Length"]))
-        return response
+    def _sent(self, request: Request, parameters: GlobalParameters, worker: str) -> Response:
+        def count(size: int) -> None:
+            if worker:
+                self._exchange.count_traffic(worker, sent=size)
+
+        server_id = str(self._exchange.origin["id"])
+        return frame_response(parameters, request.query_params, server_id=server_id, count=count)
 
     # People -----------------------------------------------------------------------------------------------------------
 
@@ -488,18 +492,3 @@ def _key(request: Request) -> UpdateKey:
 
 def _standing(standing: Standing) -> Response:
     return JSONResponse(asdict(standing))
-
-
-def _frame(parameters: GlobalParameters) -> Response:
-    metadata = {
-        "round": str(parameters.round),
-        "kind": parameters.kind,
-        "is_counted": json.dumps(parameters.is_counted),
-        "warning": parameters.warning,
-    }
-    if parameters.deal is not None:
-        metadata["deal"] = json.dumps(asdict(parameters.deal))
-    pieces = frame_of(parameters.tensors, metadata, is_bf16=parameters.kind == "update")
-    parts = (bytes(piece[at : at + _PIECE]) for piece in pieces for at in range(0, piece.nbytes, _PIECE))
-    headers = {"Content-Length": str(size_of(pieces)), "Content-Type": "application/octet-stream"}
-    return StreamingResponse(parts, headers=headers)

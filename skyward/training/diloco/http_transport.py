@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from ...errors import UsageError
 from .addresses import parse_address, token_of_environment
+from .downloads import Download, download_for
 from .frames import size_of
 from .transport import ServerUnreachable
 
@@ -40,7 +41,13 @@ class HTTPTransport:
                 raise UsageError(f"DILOCO_CA={ca!r}: cannot be read: {error}; name a PEM file") from error
 
     def request(
-        self, method: str, path: str, pieces: Sequence[memoryview] | None, *, timeout_s: float
+        self,
+        method: str,
+        path: str,
+        pieces: Sequence[memoryview] | None,
+        *,
+        timeout_s: float,
+        download: Download | None = None,
     ) -> tuple[int, bytearray]:
         """Send one request; see `ServerTransport`."""
         headers = {**self._headers, "Content-Length": str(size_of(pieces))} if pieces is not None else self._headers
@@ -50,12 +57,12 @@ class HTTPTransport:
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     connection.request(method, path, body=None if pieces is None else iter(pieces), headers=headers)
                 response = connection.getresponse()
-                return response.status, _read(response)
+                return response.status, _read(response, download)
         except ssl.SSLCertVerificationError as error:
             raise UsageError(
                 f"server_addr={self.name!r}: its certificate is not trusted: {error.verify_message}; set DILOCO_CA"
             ) from error
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, EOFError, http.client.HTTPException) as error:
             raise ServerUnreachable(
                 f"{self.name} does not answer: {type(error).__name__}: {error}; start `skyward diloco serve` there, or "
                 "correct the address"
@@ -68,15 +75,9 @@ class HTTPTransport:
         return http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)
 
 
-def _read(response: http.client.HTTPResponse) -> bytearray:
-    """Return a whole body, read into memory that tensors can share."""
+def _read(response: http.client.HTTPResponse, download: Download | None) -> bytearray:
     if response.length is None:
         return bytearray(response.read())
-    body = bytearray(response.length)
-    view, at = memoryview(body), 0
-    while at < len(body):
-        count = response.readinto(view[at:])
-        if count == 0:
-            raise http.client.IncompleteRead(b"", len(body) - at)
-        at += count
-    return body
+    tag = response.headers.get("ETag", "").strip('"')
+    body = download_for(response.status, download)
+    return body.receive(response.readinto, status=response.status, tag=tag, size=response.length)

@@ -144,8 +144,9 @@ class PoolServer:
         async def send(message: Message) -> None:
             nonlocal size
             if message["type"] == "http.response.start":
-                size = int(dict(message["headers"]).get(b"content-length", b"0"))
-                await self._send(channel, json.dumps({"status": message["status"], "size": size}).encode())
+                headers = dict(message["headers"])
+                size, tag = int(headers.get(b"content-length", b"0")), headers.get(b"etag", b"").strip(b'"').decode()
+                await self._send(channel, json.dumps({"status": message["status"], "size": size, "tag": tag}).encode())
                 return
             body = memoryview(message.get("body", b""))
             for at in range(0, body.nbytes if size else 0, PIECE_BYTES):

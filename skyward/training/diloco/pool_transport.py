@@ -22,6 +22,7 @@ from ...node.slot.groups import group_rank
 from ...node.slot.runtime import current_call
 from ...values.topology import Rank
 from ...wire.task_channel import TaskChannel
+from .downloads import Download, download_for
 from .frames import size_of
 from .transport import SHORT_S, ServerUnreachable
 
@@ -69,7 +70,13 @@ class PoolTransport:
         self._server = unquote(server_addr.removeprefix(SCHEME))
 
     def request(
-        self, method: str, path: str, pieces: Sequence[memoryview] | None, *, timeout_s: float
+        self,
+        method: str,
+        path: str,
+        pieces: Sequence[memoryview] | None,
+        *,
+        timeout_s: float,
+        download: Download | None = None,
     ) -> tuple[int, bytearray]:
         """Send one request; see `ServerTransport`."""
         size = size_of(pieces or ())
@@ -82,7 +89,7 @@ class PoolTransport:
                     for piece in pieces or ():
                         for at in range(0, piece.nbytes, PIECE_BYTES):
                             channel.send(bytes(piece[at : at + PIECE_BYTES]), timeout_s)
-                return _received(channel, timeout_s)
+                return _received(channel, timeout_s, download)
         except (OSError, EOFError, PoolClosed) as error:
             raise ServerUnreachable(
                 f"{self.name} does not answer: {type(error).__name__}: {error}; see the log of the pool's program, "
@@ -137,16 +144,17 @@ def _channel() -> TaskChannel:
     return channel_of(call, f"{CHANNEL}/{os.urandom(8).hex()}")
 
 
-def _received(channel: TaskChannel, timeout_s: float) -> tuple[int, bytearray]:
-    """Return status and body of an answer, in memory that tensors can share."""
-    head = json.loads(channel.receive(timeout_s))
-    body = bytearray(head["size"])
-    at = 0
-    while at < len(body):
+def _received(channel: TaskChannel, timeout_s: float, download: Download | None) -> tuple[int, bytearray]:
+    """Return status and body of an answer."""
+
+    def read_into(memory: memoryview) -> int:
         piece = channel.receive(timeout_s)
-        body[at : at + len(piece)] = piece
-        at += len(piece)
-    return head["status"], body
+        memory[: len(piece)] = piece
+        return len(piece)
+
+    head = json.loads(channel.receive(timeout_s))
+    status, tag = head["status"], head.get("tag", "")  # older programs send none
+    return status, download_for(status, download).receive(read_into, status=status, tag=tag, size=head["size"])
 
 
 def _workers() -> int:

@@ -8,11 +8,12 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ...errors import UsageError
 from .client import DiLoCoClient
+from .downloads import Download
 from .frames import ArrayFrame, encode, size_of
 from .refusal import RefusalKind, WorkerRefused
 from .replica import Replica, SentFragment
@@ -36,6 +37,8 @@ class PendingUpdate:
     sent: SentFragment
     may_have_arrived: bool = True
     """Whether the server may know it. Then it is asked first, because a delta is large."""
+    download: Download = field(default_factory=Download)
+    """Beginning of its answer, if that broke off."""
 
 
 class WorkerSeat:
@@ -64,6 +67,8 @@ class WorkerSeat:
         self.is_async = False
         """Whether the server applies each update as it comes."""
         self.last_send_mb = 0.0
+        self._download = Download()
+        """Beginning of parameters that broke off."""
         self._has_joined = False
 
     @property
@@ -145,7 +150,7 @@ class WorkerSeat:
 
     def parameters(self) -> ArrayFrame:
         """Return the parameters of the open round."""
-        frame = self._client.parameters(self.worker)
+        frame = self._client.parameters(self.worker, download=self._download)
         if frame is None:
             raise ServerUnreachable(f"{self._client.name} has no parameters yet; its first worker brings them")
         return frame
@@ -155,7 +160,7 @@ class WorkerSeat:
         if self._replica.has_base and standing["keeps_delta"]:
             return True
         if standing["round"] == self.base_round and standing["is_awaited"]:
-            frame = self._client.parameters(self.worker)
+            frame = self._client.parameters(self.worker, download=self._download)
             if frame is not None and int(frame.metadata["round"]) == self.base_round:
                 self._replica.set_base(frame)
                 return True
@@ -180,7 +185,8 @@ class WorkerSeat:
                 )
             answer: ArrayFrame | Literal["unknown"] | None = "unknown"
             if pending.may_have_arrived:
-                answer = self._client.answer(pending.key, self.session, wait_s=min(left, LONG_POLL_S))
+                wait_s = min(left, LONG_POLL_S)
+                answer = self._client.answer(pending.key, self.session, wait_s=wait_s, download=pending.download)
             if isinstance(answer, ArrayFrame):
                 return answer
             if answer == "unknown":

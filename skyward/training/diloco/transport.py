@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from .downloads import Download
+
 SHORT_S = 30.0
 """Deadline of requests without parameters, in seconds."""
 
@@ -22,7 +24,13 @@ class ServerTransport(Protocol):
         ...
 
     def request(
-        self, method: str, path: str, pieces: Sequence[memoryview] | None, *, timeout_s: float
+        self,
+        method: str,
+        path: str,
+        pieces: Sequence[memoryview] | None,
+        *,
+        timeout_s: float,
+        download: Download | None = None,
     ) -> tuple[int, bytearray]:
         """Send one request, and return status and body of its answer.
 
@@ -31,6 +39,7 @@ class ServerTransport(Protocol):
             path: Path with its query.
             pieces: Body, sent piece by piece; None: no body.
             timeout_s: Longest silence of the server, in seconds.
+            download: Keeps the beginning of a frame that breaks off, for the next request; None: it is lost.
 
         Raises:
             ServerUnreachable: There was no whole answer.

@@ -22,18 +22,28 @@ class LossyLine:
         request: Beginning of the requests that are cut, such as "PUT /updates".
         cuts: For each such request in turn: byte of its body before which the line breaks. Negative ones are in its
             head. Later requests pass.
+        answer_cuts: The same for the answers with a body to such requests.
         gate: Event that all such requests wait for, once they have come in whole; None: they do not wait.
     """
 
     def __init__(
-        self, target: int, *, request: str, cuts: Sequence[int] = (), gate: threading.Event | None = None
+        self,
+        target: int,
+        *,
+        request: str,
+        cuts: Sequence[int] = (),
+        answer_cuts: Sequence[int] = (),
+        gate: threading.Event | None = None,
     ) -> None:
-        self._target, self._request, self.cuts = target, request.encode(), list(cuts)
+        self._target, self._request = target, request.encode()
+        self.cuts, self.answer_cuts = list(cuts), list(answer_cuts)
         self._gate = gate
         self.begun: list[str] = []
         """First words of the requests that have come in."""
         self.ended: list[str] = []
         """First words of those whose answers have passed."""
+        self.bodies: list[bytes] = []
+        """Bodies of answers to the chosen requests, as far as they have passed."""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._thread = threading.Thread(target=self._accept, daemon=True)
@@ -83,8 +93,23 @@ class LossyLine:
             server.sendall(request[: len(request) - length + cut])
             return
         server.sendall(request)
-        while answer := server.recv(_PIECE):
+        answer = b""
+        while piece := server.recv(_PIECE):
             if cut == ANSWER:
                 return
-            worker.sendall(answer)
+            if is_chosen:
+                answer += piece
+            else:
+                worker.sendall(piece)
+        if is_chosen and not self._pass_answer(worker, answer):
+            return
         self.ended.append(words)
+
+    def _pass_answer(self, worker: socket.socket, answer: bytes) -> bool:
+        """Pass on an answer to a chosen request, and return whether it passed whole."""
+        body = answer.partition(b"\r\n\r\n")[2]
+        cut = self.answer_cuts.pop(0) if self.answer_cuts and body else None
+        passed = len(answer) if cut is None else len(answer) - len(body) + cut
+        worker.sendall(answer[:passed])
+        self.bodies.append(body[: len(body) if cut is None else max(0, cut)])
+        return cut is None

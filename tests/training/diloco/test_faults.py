@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import os
 import signal
@@ -11,10 +12,11 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +24,7 @@ import torch
 from skyward.errors import UsageError
 from skyward.training.diloco import DiLoCoServer, DiLoCoWorker, worker
 from skyward.training.diloco.client import DiLoCoClient
-from skyward.training.diloco.frames import encode, size_of
+from skyward.training.diloco.frames import decode, encode, size_of
 from skyward.training.diloco.rounds import UpdateKey
 from skyward.training.diloco.tensors import exchanged, to_wire
 from tests.ssh.server import free_port
@@ -111,7 +113,53 @@ def test_a_worker_that_is_evicted_in_its_upload_tries_again() -> None:
         assert server.status()["round"] == 1
 
 
-def test_an_answer_that_breaks_off_is_fetched_again() -> None:
+def trained_over(
+    request: str, cut: Callable[[bytes], list[int]], **options: Any
+) -> tuple[dict[str, torch.Tensor], bytes, bytes]:
+    """Train twice for a round, over lines that do not break, and that break in answers to some requests.
+
+    Args:
+        request: Beginning of these requests.
+        cut: Function that returns where their answers break, by a frame that came whole.
+        options: Options of the server.
+
+    Returns:
+        The parameters, the frame that came whole, and the bytes of the one that did not.
+    """
+    model = make_model()
+    with serving(make_model(), **options) as server:
+        port = int(server.address.rpartition(":")[2])
+        with LossyLine(port, request=request) as whole:
+            train(whole.address, model, "a", 3)
+        cuts = cut(whole.bodies[0])
+        with LossyLine(port, request=request, answer_cuts=cuts) as line:
+            train(line.address, model, "a", 3, max_sync_retries=len(cuts))
+        assert line.answer_cuts == []
+        assert server.status()["round"] == 2
+    return state_of(model), whole.bodies[0], b"".join(line.bodies)
+
+
+@pytest.mark.parametrize(
+    ("request_cut", "options"), [("GET /parameters", {}), ("GET /answers", {"quantization_bits": 4})]
+)
+def test_each_byte_of_a_frame_comes_once_wherever_its_connection_breaks(
+    request_cut: str, options: dict[str, int]
+) -> None:
+    """In the head of the answer, and in each part of the frame."""
+
+    def cuts(frame: bytes) -> list[int]:
+        data = 8 + int.from_bytes(frame[:8], "little")
+        ends = [0, 1, 7, 8, data - 1, data, data + 1, len(frame) - 1]
+        return [-30, -1, *(end - before for before, end in itertools.pairwise([0, *ends]))]  # each brings the rest
+
+    expected, _, _ = trained_over(request_cut, lambda _: [], **options)
+    state, whole, in_parts = trained_over(request_cut, cuts, **options)
+    assert len(in_parts) == len(whole)
+    assert decode(in_parts).arrays.keys() == decode(whole).arrays.keys()
+    assert are_equal(state, expected)
+
+
+def test_an_answer_that_is_lost_is_fetched_again() -> None:
     model = make_model()
     with serving(make_model()) as server:
         port = int(server.address.rpartition(":")[2])
