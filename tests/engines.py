@@ -23,8 +23,10 @@ __all__ = [
     "engine_of",
     "gated_pool",
     "hosted_pool",
-    "journaled_pool",
     "is_moving",
+    "journaled_pool",
+    "leave",
+    "next_client",
     "raised_pool",
     "ray_pool",
     "without_ray",
@@ -81,6 +83,26 @@ def journaled_pool(**options: Any) -> sky.ComputePool:
 
     life._make_engine = make  # type: ignore[method-assign]
     return pool
+
+
+def leave(pool: sky.ComputePool) -> None:
+    """Leave the head of a `journaled_pool`, as a program does that detaches."""
+    engine, _ = pool._life.running()  # users never hold the engine
+    assert isinstance(engine, HostedEngine)
+    engine.leave()
+
+
+def next_client(pool: sky.ComputePool) -> HostedEngine:
+    """Return an engine that takes the head of a `journaled_pool` over, as another program does by `attach`."""
+    engine, _ = pool._life.running()  # users never hold the engine
+    assert isinstance(engine, HostedEngine)
+    command = engine._command
+
+    class Known(LocalHead):
+        def start(self, config: HeadConfig) -> tuple[str, ...]:
+            return command()
+
+    return HostedEngine(engine._config, Known(), attaches=True, takes_over=True)
 
 
 def gated_pool(**options: Any) -> sky.ComputePool:

@@ -69,6 +69,11 @@ class _Progress:
     why: str = ""
     """Reason why it waited when the head was asked last."""
 
+    @property
+    def has_inputs(self) -> bool:
+        """Return whether this client feeds an iterator to it."""
+        return self.message is not None and TaskHead(*self.message.head).inputs > 0
+
     def doubt(self, lost: AbstractSet[int], home: int | None = None, *, is_preempted: bool = False) -> None:
         """Note that nodes are gone that may have run it. `home`: node of its actor."""
         nodes = (home,) if home is not None else None if self.message is None else self.message.may_go_to
@@ -109,7 +114,7 @@ class HostedCalls:
         """Progress of each open call."""
         self._permitted = 0
         """Number of calls that may begin beside the head before they are known here."""
-        self.inputs = SentInputs(are_kept=not is_detached)
+        self.inputs = SentInputs()
         self.link: HeadLink | None = None
         self.ended = self.failed = 0
         """Numbers of this client's calls that have ended, and that have failed. A head counts from its own start."""
@@ -332,6 +337,9 @@ class HostedCalls:
 
     def go_on(self, link: HeadLink, failed: Callable[[BaseException], object]) -> None:
         """Go on with all open calls over a link to the next head. `failed` gets the error if it cannot go on."""
+        for number, progress in self._progress.items():
+            if progress.has_inputs:
+                self.inputs.wait(number)
         resumed = self._requests.begin("resume", [tuple(position) for position in self._positions()])
         resumed.add_done_callback(partial(self._resumed, link, failed))
 
@@ -388,7 +396,7 @@ class HostedCalls:
             is_begun, was_permitted = self._is_begun(number), progress.is_permitted
             self._permitted -= was_permitted
             progress.is_permitted = False
-            if TaskHead(*progress.message.head).inputs:
+            if progress.has_inputs:
                 self.inputs.wait(number)
             self._begin(call, progress.message)
             if number in unsent and not progress.was_told:

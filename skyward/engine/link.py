@@ -405,9 +405,9 @@ class NodeLink(Readable, LineEnd):
         # Released at once: a DROP_BLOB has the same priority, so it reaches the agent behind the item.
         self.release_blobs(item.blobs)
 
-    def end_stream(self, kind: int, ident: int, lane: int) -> None:
-        """Send the end of an input stream. `kind` is IN_END or IN_ERROR."""
-        self.channel.queue(kind, ident, lane=lane, priority=BLOBS)
+    def end_stream(self, kind: int, ident: int, lane: int, why: str = "") -> None:
+        """Send the end of an input stream. `kind` is IN_END or IN_ERROR; `why` says it if the client cannot."""
+        self.channel.queue(kind, ident, why.encode(), lane=lane, priority=BLOBS)
 
     def hold_blob(self, blob: Blob, *, is_from_here: bool = False) -> None:
         """Send a blob that the node does not have, and keep it there until it is released.

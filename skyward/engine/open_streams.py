@@ -38,12 +38,15 @@ class OpenStreams:
             link.send_stream_item(task_id, lane, item)
             self._ledger.dirty.add(link)
 
-    def end_input(self, task_id: int, kind: int, lane: int) -> None:
-        """Report to a task that its input iterator has ended (`kind` is IN_END) or raised (IN_ERROR)."""
+    def end_input(self, task_id: int, kind: int, lane: int, why: str = "") -> None:
+        """Report to a task that its input iterator has ended (`kind` is IN_END) or raised (IN_ERROR).
+
+        `why` says it if the client cannot.
+        """
         with self._ledger:
             node = self._ledger.node_of(self._ledger.tasks.get(task_id))
             if node is not None and node in self._ledger.links:
-                self._ledger.links[node].end_stream(kind, task_id, lane)
+                self._ledger.links[node].end_stream(kind, task_id, lane, why)
                 self._ledger.dirty.add(self._ledger.links[node])
 
     def close(self, task_id: int) -> None:

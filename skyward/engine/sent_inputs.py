@@ -48,14 +48,9 @@ class _SentInput:
 
 
 class SentInputs:
-    """Iterators of the open calls of one client. Used under the ledger's lock.
+    """Iterators of the open calls of one client. Used under the ledger's lock."""
 
-    Args:
-        are_kept: Whether another head may follow. If not, nothing is noted.
-    """
-
-    def __init__(self, *, are_kept: bool) -> None:
-        self._are_kept = are_kept
+    def __init__(self) -> None:
         self._sent: dict[int, dict[int, _SentInput]] = {}
         """By call and argument."""
         self._waiting: set[int] = set()
@@ -63,14 +58,12 @@ class SentInputs:
 
     def add(self, call: int, lane: int, item: Encoded) -> bool:
         """Note an item, and return whether it can be sent now."""
-        if self._are_kept:
-            self._of(call, lane).items.append(item)
+        self._of(call, lane).items.append(item)
         return call not in self._waiting
 
     def end(self, call: int, lane: int, kind: int) -> bool:
         """Note the end of an iterator, and return whether it can be sent now."""
-        if self._are_kept:
-            self._of(call, lane).ending = kind
+        self._of(call, lane).ending = kind
         return call not in self._waiting
 
     def taken(self, call: int, lane: int) -> None:

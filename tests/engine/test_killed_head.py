@@ -89,6 +89,38 @@ def test_calls_of_all_nodes_go_on_over_lent_channels(
     assert not [event for event in events if isinstance(event, sky.events.NodeLost)]
 
 
+def test_each_item_of_an_iterator_reaches_a_call_once_and_in_order(
+    opened: tuple[sky.ComputePool, list[sky.events.Event]], tmp_path: Path
+) -> None:
+    pool, _ = opened
+    count = 300
+
+    @sky.compute
+    def read(items: Iterator[int], number: int) -> list[int]:
+        read = []
+        for item in items:
+            read.append(item)
+            if len(read) == 20:
+                appear(tmp_path / f"read-{number}")
+            time.sleep(0.002)
+        return read
+
+    @sky.compute
+    def echo(items: Iterator[bytes]) -> Iterator[bytes]:
+        yield from items
+
+    stream = iter(echo(bytes([number]) * 300_000 for number in range(40)) >> pool.node(1))
+    echoed = [next(stream)[0] for _ in range(3)]
+    futures = [read(iter(range(count)), number) > pool for number in range(8)]
+    until(lambda: len(list(tmp_path.glob("read-*"))) == 5)  # the others wait for a slot
+    kill_head()
+    echoed += [next(stream)[0] for _ in range(17)]
+    kill_head()
+    echoed += [item[0] for item in stream]
+    assert echoed == list(range(40))
+    assert [future.result(_LIMIT_S) for future in futures] == [list(range(count))] * 8
+
+
 def test_a_node_that_is_lost_with_the_head_is_replaced(
     opened: tuple[sky.ComputePool, list[sky.events.Event]], tmp_path: Path
 ) -> None:

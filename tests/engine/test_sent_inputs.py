@@ -36,7 +36,7 @@ class Call:
     """Call that reads an iterator of `COUNT` items, with the thread that feeds it."""
 
     def __init__(self) -> None:
-        self.sent = SentInputs(are_kept=True)
+        self.sent = SentInputs()
         self.way = Way()
         self.is_lost = False
         self.made = 0
@@ -97,7 +97,7 @@ def test_each_item_arrives_once_and_in_order(steps: list[Callable[[Call], None]]
 
 
 def test_a_call_that_ends_while_it_waits_is_forgotten() -> None:
-    sent, way = SentInputs(are_kept=True), Way()
+    sent, way = SentInputs(), Way()
     sent.add(CALL, LANE, Encoded(b"x"))
     sent.wait(CALL)
     assert sent.waits(CALL)

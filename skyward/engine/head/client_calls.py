@@ -31,6 +31,7 @@ from ..retries import Retries, RetriesLeft
 from ..tasks import Loss, Received, Task, TaskFailure, UndecodedFailure, cannot_send
 from ..threads import in_words
 from .client_link import ClientLink
+from .fed_inputs import FedInputs
 from .kept_calls import CHUNK, CallFacts, CallPosition, KeptCall, KeptCalls, KeptFrame, KeptOrder, facts_of
 from .messages import ActorMessage, CallMessage, GangMessage, OpenCall, unpack_call
 from .plain import dump_plain, load_plain
@@ -79,7 +80,8 @@ class ClientTask(Task):
             self.client.value(kind, self.id, received)
 
     def on_input_credit(self, lane: int) -> None:
-        self.client.link.tell_of_task(FrameKind.IN_CREDIT, self.id, lane=lane)
+        if self.client.inputs.took(self.id, lane):
+            self.client.link.tell_of_task(FrameKind.IN_CREDIT, self.id, lane=lane)
 
     def on_error(self, failed: TaskFailure) -> None:
         self.client.outcome(self.id, "failed", failed)
@@ -223,11 +225,21 @@ class ClientCalls:
     """Tells the client the retries that are left to a call."""
     told_of_inputs: Callable[[int, dict[int, tuple[Any, ...]]], object] = lambda number, positions: None
     """Tells the client how far the iterators are of a call that runs."""
+    first_fed: int = 0
+    """Number of the first call whose client may be there, and feed its iterators."""
+    inputs: FedInputs = field(init=False)
+    """Iterators of the calls."""
     handlers: dict[int, Callable[[Frame], object]] = field(init=False)
     """Handlers by kind of frame."""
 
     def __post_init__(self) -> None:
         streams = self.engine.streams
+        self.inputs = FedInputs(
+            self.engine,
+            self.told_of_inputs,
+            fail=lambda number, error: self.outcome(number, "error", error),
+            first_fed=self.first_fed,
+        )
         self.handlers = {
             FrameKind.CALL: self._on_call,
             FrameKind.UNCALL: lambda frame: self._cancel(frame.ident),
@@ -271,7 +283,11 @@ class ClientCalls:
             gang.past = [BEFORE_THIS_HEAD] * starts
             self.engine.submit_gang(gang)
         else:
-            self.engine.submit(self.task(number, message, call), nodes=message.nodes, after_s=message.after_s)
+            task = self.task(number, message, call)
+            if self.inputs.is_gone(task):
+                self.inputs.refuse(task)
+            else:
+                self.engine.submit(task, nodes=message.nodes, after_s=message.after_s)
 
     def task(self, number: int, message: CallMessage, call: PackedCall) -> ClientTask:
         """Return the task of a call."""
@@ -414,7 +430,6 @@ class ClientCalls:
                 number=frame.ident,
                 name=message.name,
                 form=_form_of(message, head),
-                inputs=0 if gang is not None else head.inputs,
                 is_on_one=gang is not None and message.nodes is None and unpack_options(message.options).nodes is None,
                 returns="" if gang is None else gang.launch.returns,
             ),
@@ -435,6 +450,7 @@ class ClientCalls:
                 if call.form == "stream" and taken > call.first:
                     self._take(number, taken - call.first)
                 self.kept.follow(call, self.link, received=received, is_begun=is_begun)
+                self.inputs.go_on(number)
             return [position.number for position in positions if self.kept.get(position.number) is None]
 
     def listed(self) -> list[CallFacts]:
@@ -468,20 +484,28 @@ class ClientCalls:
             raise UsageError(f"call={number}: is not open, and its value was taken; choose one of pool.calls()")
         return call
 
-    def change_client(self, link: ClientLink) -> None:
-        """Let another client take the calls. Maps and iterators of the former one end, because it fed them."""
+    def leave(self, first_number: int) -> None:
+        """Keep what comes of all calls for the next client, whose calls begin with a number. Nobody feeds them."""
+        if self.kept is not None:
+            self.kept.leave()
+        self.inputs.end_before(first_number)
+
+    def change_client(self, link: ClientLink, first_number: int) -> None:
+        """Let another client take the calls. Maps and iterators of the former one end, because it fed them.
+
+        Args:
+            link: Link to it.
+            first_number: First number of its calls.
+        """
         assert self.kept is not None
         self.link = link
-        self.kept.leave()
+        self.leave(first_number)
         ledger = self.engine.ledger
         for number in [task.id for task in ledger.tasks.values() if isinstance(task, ClientChunk)]:
             self.engine.cancel(number)
         for call in self.kept:
             if call.form == CHUNK:
                 self.kept.drop(call.number)
-        for call in self.kept:
-            for lane in range(call.inputs):
-                self.engine.streams.end_input(call.number, FrameKind.IN_ERROR, lane)
         self.references.hold_only(
             number
             for call in self.kept
@@ -634,9 +658,9 @@ class ClientCalls:
 
 
 def _order_of(body: bytes, head: TaskHead, packed: PackedCall) -> KeptOrder | None:
-    """Return what a call needs to begin in another process; None if it needs more: an actor, a node's value, input."""
+    """Return what a call needs to begin in another process; None if it needs more: an actor, or a node's value."""
     blobs = (*packed.function.payload.blobs, *packed.payload.blobs)
-    if head.kind == CallKind.ACTOR or head.inputs or any(blob.here() is not blob for blob in blobs):
+    if head.kind == CallKind.ACTOR or any(blob.here() is not blob for blob in blobs):
         return None
     return KeptOrder(body, packed.function, packed.payload.blobs)
 

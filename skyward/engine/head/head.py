@@ -183,7 +183,8 @@ class Head:
     def _begin_session(self, hello: dict[str, Any]) -> int:
         """Begin the session of a new client, and return its first number. Raises LinkRefused: there is no room."""
         who = {key: hello.get(key, "") for key in ("host", "pid", "program")} | {"since": time.time()}
-        session = {"sessions": self.turns.sessions + 1, "token": hello["token"], "who": who}
+        number = self.turns.sessions + 1
+        session = {"sessions": number, "session": number, "token": hello["token"], "who": who}
         try:
             self._note(**session, detached_for_s=self.turns.detached_for_s)
         except UsageError as error:
@@ -206,7 +207,7 @@ class Head:
             if continues:  # the client of an earlier process, which feeds its maps and says which calls it has
                 self._calls.link = client
             else:
-                self._calls.change_client(client)
+                self._calls.change_client(client, self.turns.first_number)
             if not waits:  # else nobody knows yet which nodes there are
                 self._tell_facts()
             self._ways.tell_of_ray()
@@ -233,6 +234,7 @@ class Head:
             early={} if self._config.heads_before else None,
             told_of_retry=partial(self._requests.tell, "retried"),
             told_of_inputs=partial(self._requests.tell, "inputs_at"),
+            first_fed=self.turns.first_fed,
         )
 
     def _make_store(self) -> Store:
@@ -256,6 +258,7 @@ class Head:
         turns.goes_alone = before.get("goes_alone", False)
         turns.money_ends_at = before.get("money_ends_at", math.inf)
         self._token_before, turns.who = before["token"], before["who"]
+        turns.first_fed = turns.first_number_of(before.get("session", 0))
         with contextlib.suppress(UsageError):  # the disk is full; only one more death would miss this number
             self._note(sessions=turns.sessions)
         turns.renew()
@@ -552,7 +555,7 @@ class Head:
             "limit": self._limit,
             "blueprint": lambda: (self._config.blueprint, self._config.secrets),
             "replace_lost": self._replace_lost,
-            "leave": self.turns.go,
+            "leave": self._leave,
             "ray_there": self._ways.ray_there,
             "ray_keys": self._ways.keep_keys,
             "ray_runs": lambda companions: self._note(companions=companions),
@@ -602,6 +605,12 @@ class Head:
         ends_at = time.monotonic() + seconds
         self._note(money_ends_at=ends_at)
         self.turns.money_ends_at = ends_at
+
+    def _leave(self) -> None:
+        """Let the client go for good."""
+        with self._ledger:
+            self.turns.go()
+            self._of_client().leave(self.turns.first_number_of(self.turns.sessions + 1))
 
     def _end(self, answer: Answer) -> None:
         answer("ok", None)  # leaves at the end of this block of the ledger, before anything is closed

@@ -105,8 +105,6 @@ class KeptCall:
     number: int
     name: str
     form: str
-    inputs: int = 0
-    """Number of its iterators, which the client feeds."""
     is_on_one: bool = False
     returns: str = ""
     since: float = field(default_factory=time.time)
@@ -190,7 +188,7 @@ class KeptCalls:
             if order is not None:
                 call.function = order.function.digest
                 self._write_function(order.function)
-            fields = (call.number, call.name, call.form, call.inputs, call.is_on_one, call.returns, call.since)
+            fields = (call.number, call.name, call.form, call.is_on_one, call.returns, call.since)
             parts = (b"", ()) if order is None else (order.body, self._names(order.blobs))
             call.at = self._append("call", *fields, call.function, *parts)
         except OSError as error:
@@ -347,12 +345,11 @@ class KeptCalls:
         return WireFunction(digest, Encoded(body, blobs))
 
     def _restore_call(self, at: int, mark: int, fields: list[Any]) -> KeptCall:
-        number, name, form, inputs, is_on_one, returns, since, function = fields
+        number, name, form, is_on_one, returns, since, function = fields
         call = self._calls[number] = KeptCall(
             number=number,
             name=name,
             form=form,
-            inputs=inputs,
             is_on_one=is_on_one,
             returns=returns,
             since=since,

@@ -107,12 +107,12 @@ class GatedLink(NodeLink):
             self._hold_blobs(item.blobs, is_from_here=True)
             waiting.append(partial(self._queue_item, ident, lane, item))
 
-    def end_stream(self, kind: int, ident: int, lane: int) -> None:
+    def end_stream(self, kind: int, ident: int, lane: int, why: str = "") -> None:
         waiting = self._waiting_of(ident)
         if waiting is None:
-            super().end_stream(kind, ident, lane)
+            super().end_stream(kind, ident, lane, why)
         else:
-            waiting.append(partial(super().end_stream, kind, ident, lane))
+            waiting.append(partial(super().end_stream, kind, ident, lane, why))
 
     def _waiting_of(self, task: int) -> list[Callable[[], object]] | None:
         return None if self.gate is None else self.gate.waiting.get(task)

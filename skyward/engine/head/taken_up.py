@@ -215,8 +215,9 @@ def _go_on_with(
     client.engine.take_up(task, progress.node, message.nodes, progress.devices)
     if call.form == "stream" and call.first > progress.credit:
         client.engine.streams.grant(call.number, call.first - progress.credit)
-    if TaskHead(*message.head).inputs:
-        client.told_of_inputs(call.number, progress.inputs)
+    client.inputs.take_up(task, progress.inputs)
+    if client.kept is None:  # the client has sent the call again, and waits to go on
+        client.inputs.go_on(task.id)
 
 
 def _fail(client: ClientCalls, call: KeptCall) -> None:

@@ -30,6 +30,8 @@ class ClientTurns:
         self.who: dict[str, Any] = {}
         """The present client, in the words of its greeting, with the time at which it came."""
         self.sessions = config.heads_before + 1 if config.heads_before else 0
+        self.first_fed = 0
+        """First number of the client that an earlier process has had last."""
         self.detached_for_s = config.detached_for_s
         self.is_ending = False
         """Whether a detached pool has warned of its end, which has not been averted."""
@@ -87,7 +89,11 @@ class ClientTurns:
     @property
     def first_number(self) -> int:
         """First number of the session: above those of earlier ones and earlier heads, which may still be open."""
-        return (max(0, self.sessions - 1) + self._config.heads_before << _SESSION_BITS) + 2
+        return self.first_number_of(self.sessions)
+
+    def first_number_of(self, session: int) -> int:
+        """Return the first number of a session."""
+        return (max(0, session - 1) + self._config.heads_before << _SESSION_BITS) + 2
 
     def go(self) -> None:
         """Let any other client take the pool at once: this one goes."""

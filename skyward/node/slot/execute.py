@@ -311,7 +311,8 @@ class TaskRun:
             if frame.kind == FrameKind.IN_END:
                 return
             if frame.kind == FrameKind.IN_ERROR:
-                raise UsageError("iterator argument: raised on the client; see the client's own error")
+                why = frame.body.decode() or "raised on the client; see the client's own error"
+                raise UsageError(f"iterator argument: {why}")  # words: ok, each reason says what to do
             yield decode(parse(frame.body), blobs)
 
     # Sending --------------------------------------------------------------------------------------------------------
