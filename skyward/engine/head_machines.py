@@ -36,8 +36,8 @@ class HeadMachines:
         self._unknown: dict[int, Machine] = {}
         """Machines that an earlier head has asked for, and the present one does not know."""
         self._locks: dict[int, threading.Lock] = {}
-        self.taken: set[int] = set()
-        """Nodes whose machines the provider takes back, or has taken back."""
+        self._taken: dict[int, Machine | None] = {}
+        """Machines that the provider takes back, or has taken back, by node. The node may have another one since."""
         self.source: Machines | None = None
         """Source of machines; None: there is none."""
         self.verbs: dict[str, Callable[..., Any]] = {
@@ -61,7 +61,7 @@ class HeadMachines:
         have run: it finds a new machine there, which holds none of them. If it asks for one too, it gets the one that
         is launched already.
         """
-        began, is_preempted = time.monotonic(), node in self.taken
+        began, is_preempted = time.monotonic(), self.is_taken(node)
         self._lost(node, is_preempted=is_preempted)
         with self._ledger:
             heads, lock = self._heads, self._locks.setdefault(node, threading.Lock())
@@ -77,14 +77,13 @@ class HeadMachines:
                     self._ledger.machines[node] = machine
                     if self._heads != heads:
                         self._unknown[node] = machine
-            self.taken.discard(node)
             gone = PREEMPTED if is_preempted else Gone(reason="its machine was replaced")
             self._replaced(node, gone, time.monotonic() - began)
         return None if machine is None else without_ways(machine)
 
     def prepare_replacement(self, node: int) -> bool:
         """Launch a spare for a node whose machine will be taken. Return False if there is none now."""
-        self.taken.add(node)
+        self._note_taken(node)
         return self._machines().prepare_replacement(node)
 
     def give_up(self, node: int) -> None:
@@ -100,8 +99,16 @@ class HeadMachines:
         except SkywardError:  # the provider does not answer, which says nothing about the machine
             return None
         if gone is not None and gone.is_preempted:
-            self.taken.add(node)
+            self._note_taken(node)
         return gone
+
+    def is_taken(self, node: int) -> bool:
+        """Return whether the provider takes back the present machine of a node, or has taken it back."""
+        machine = self._ledger.machines.get(node)
+        return machine is not None and self._taken.get(node) is machine
+
+    def _note_taken(self, node: int) -> None:
+        self._taken[node] = self._ledger.machines.get(node)
 
     def _machines(self) -> Machines:
         assert self.source is not None

@@ -210,7 +210,7 @@ class OtherHeads:
         """
         with self._ledger:
             nodes = sorted(set(self._ledger.machines) - lost)
-        for node in sorted(nodes, key=lambda node: (node in self._machines.taken, node != self.node)):
+        for node in sorted(nodes, key=lambda node: (self._machines.is_taken(node), node != self.node)):
             if node == self.node or self._machines.why_gone(node) is None:
                 yield node
 

@@ -70,8 +70,6 @@ def _why_without_ray(provider: Provider, spec: PoolSpec, *, least: int, rests: b
         return f"not supported with {provider.name}, so far only with {known}; use one of them, or omit it"
     if spec.most_nodes == 1:
         return "joins several nodes, and this pool has one; set nodes=2 or more, or omit engine"
-    if provider.is_rented and least < spec.most_nodes:
-        return "needs a fixed number of rented machines so far; set nodes=4, for example, or omit engine"
     if not least:
         return f"needs a node at all times so far; set nodes=(1, {spec.most_nodes}), or omit engine"
     if rests:

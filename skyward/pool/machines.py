@@ -246,7 +246,8 @@ class PoolMachines:
     def give_back(self, nodes: Sequence[int]) -> None:
         """End the machines of these nodes in a separate thread. If that fails, the pool's end tries again."""
         with self._lock:
-            old = [machine for node in nodes if (machine := self._machines.pop(node, None)) is not None]
+            sources = (self._machines, self._spares)
+            old = [machine for node in nodes for source in sources if (machine := source.pop(node, None)) is not None]
             self._left += old
         self._on_changed(list(self))
         if old:
@@ -294,10 +295,16 @@ class PoolMachines:
             if node in self._spares or not self._is_open or self._replacements >= _MAX_REPLACEMENTS:
                 return node in self._spares
             try:
-                (self._spares[node],) = self._launched_and_watched([node])
+                (spare,) = self._launched_and_watched([node])
             except (NoCapacity, QuotaExceeded, BudgetExceeded):  # ending the old machine may make room
                 return False
-            return True
+            with self._lock:
+                is_needed = node in self._machines or not self._is_open  # the end of a pool ends its spares too
+                if is_needed:
+                    self._spares[node] = spare
+            if not is_needed:  # the node was given back meanwhile
+                self._terminate(spare)
+            return is_needed
 
     def give_up(self, node: int) -> None:
         old = self._machines.get(node)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ..core import interrupts
 from ..core.records import dataclass
-from ..errors import BudgetExceeded, NoCapacity, NodeLost, PoolClosed, QuotaExceeded, SkywardError
+from ..errors import BudgetExceeded, NoCapacity, NodeError, PoolClosed, QuotaExceeded, SkywardError
 from ..events import Emit, PoolScaled, ScalingFailed
 from ..schedule.scaling import REFUSAL_S, Bounds, Demand, Situation, decide
 from ..values.nodes import Nodes
@@ -192,7 +192,7 @@ class PoolScaler:
             error: SkywardError | None = None
             try:
                 error = self._look(is_asked=asked > self._answered)
-            except (NodeLost, PoolClosed) as lost:  # the head is lost, and another one may follow
+            except (NodeError, PoolClosed) as lost:  # the head is lost, and another one may follow
                 error = lost
             except Exception:
                 self._used_at = self._clock() - _RECENT_S  # look less often
@@ -369,13 +369,13 @@ class PoolScaler:
             if node not in leaving and not is_surplus:
                 continue
             if not demand.loads[node] and members.give_back(node):
+                self._machines.give_back([node])  # at once: the head may be lost before the next one
                 gone.append(node)
                 surplus -= node not in leaving
             else:
                 busy.append(node)
         self._empty(demand, busy, leaving, max(0, surplus))
         if gone:
-            self._machines.give_back(gone)
             nodes = len(members.there)
             self._emit(
                 PoolScaled(pool=self._pool, before=len(demand.loads), nodes=nodes, reason=why, removed=tuple(gone))

@@ -130,6 +130,15 @@ def test_a_call_knows_whether_the_provider_took_the_machine_that_may_have_run_it
     assert {call.number for call in client.told if call.is_preempted} == {taken, both}
 
 
+def test_a_node_that_comes_again_is_not_taken_for_the_one_that_the_provider_took_back(client: Client) -> None:
+    client.ledger.machines[0] = machine(0)
+    client.machines.prepare_replacement(0)
+    client.ledger.machines[0] = machine(0)  # it was given back, and came again
+    number = client.submit((0,))
+    client.machines.replace(0)
+    assert [(call.number, call.is_in_doubt, call.is_preempted) for call in client.told] == [(number, True, False)]
+
+
 def test_a_machine_that_one_head_has_asked_for_goes_to_the_next_one_too(client: Client) -> None:
     client.ledger.machines[0] = machine(0)
     client.next_machines = [machine(0, pid=1), machine(0, pid=2)]

@@ -179,6 +179,16 @@ def test_a_start_that_meets_a_taken_port_is_tried_again_and_leaves_no_folder() -
         assert [os.path.basename(folder) for folder in other.ends] == [first]
 
 
+def test_a_node_that_was_given_back_gets_ray_when_it_comes_again_and_its_former_one_ended_with_it() -> None:
+    other = Login(has_room=True)
+    with raised(other) as (raiser, _, _):
+        until(lambda: other.starts)
+        ask_for_node_1(raiser, lambda: len(other.starts) == 2)  # the second replaced the first
+        raiser.forget(1)
+        ask_for_node_1(raiser, lambda: len(other.starts) == 3)
+        assert [os.path.basename(folder) for folder in other.ends] == [os.path.basename(other.starts[0])]
+
+
 def test_word_of_an_earlier_ray_does_not_end_the_one_that_stands_now() -> None:
     stood = list[str]()
     with raised(Login(has_room=True), stood) as (raiser, _, _):

@@ -12,13 +12,14 @@ import pytest
 
 import skyward as sky
 from skyward.errors import BudgetExceeded, UsageError
-from skyward.events import BudgetWarning, CostUpdated, Event, InstanceLaunched, InstanceTerminated
+from skyward.events import BudgetWarning, CostUpdated, Event, InstanceLaunched, InstanceTerminated, ScalingFailed
 from skyward.pool.cost import Spending, affordable
 from skyward.state.journal import journals
 from skyward.testing import Faults
 from skyward.testing.fake_cloud import FakeCloud, FakeFaults, FakeProvider
 from skyward.testing.virtual_clock import FastClock
 from skyward.values.machine import Offer
+from tests.engines import without_ray
 from tests.waiting import until
 
 
@@ -133,6 +134,10 @@ class CloudByTheSecond(FakeCloud):
     minimum_billed_s: ClassVar[float] = 1.0
 
 
+class CloudByTheHour(FakeCloud):
+    minimum_billed_s: ClassVar[float] = 3600.0
+
+
 def offer(price: float) -> Offer:
     return Offer(provider="fake", instance_type="dear", vcpus=2, memory_gib=4.0, price_usd_per_hour=price)
 
@@ -220,6 +225,28 @@ class TestPool:
             until(lambda: len(pool.agent_pids()) == 2 and len(cloud.servers) == 3)
             assert sky.compute(abs)(-1) @ pool == [1, 1]
             assert len(cloud.billed()) == 2
+
+    def test_an_elastic_pool_with_a_head_grows_and_shrinks_within_its_money(self, cloud: FakeCloud) -> None:
+        events: list[Event] = []
+        pool = pool_on(cloud, nodes=(1, 3), max_hourly_cost=7200.0, on_event=events.append)
+        with without_ray(pool):
+            calls = [sky.compute(nap)(30) > pool for _ in range(9)]
+            until(lambda: any(isinstance(event, ScalingFailed) for event in events))
+            assert pool.nodes == len(cloud.billed()) == 2
+            for call in calls:
+                call.cancel()
+            pool.scale(1)
+            until(lambda: len(cloud.billed()) == 1)
+            assert sky.compute(abs)(-1) @ pool == [1]
+
+    def test_a_pool_with_a_head_gets_no_node_beyond_its_budget_and_goes_on(self, cloud: FakeCloud) -> None:
+        cheaper = CloudByTheHour(FastClock(), faults=cloud.faults, catalogue=[offer(1.0)])
+        with without_ray(pool_on(cheaper, nodes=(1, 2), budget_usd=1.5)) as pool:
+            with pytest.raises(BudgetExceeded, match="nothing was launched"):
+                pool.scale(2)
+            assert sky.compute(abs)(-1) @ pool == [1]
+            assert len(cheaper.servers) == 1
+        assert cheaper.billed() == []
 
     @pytest.mark.parametrize("budget", [0, -1.0, "much", float("nan")])
     def test_a_budget_is_a_number_above_zero(self, cloud: FakeCloud, budget: object) -> None:

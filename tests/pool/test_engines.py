@@ -30,7 +30,7 @@ RAY: dict[str, Any] = {"provider": SSH, "nodes": 2, "engine": "ray"}
         ({"nodes": 1}, "engine='ray': joins several nodes, and this pool has one; set nodes=2"),
         ({"nodes": (0, 1)}, "engine='ray': joins several nodes, and this pool has one; set nodes=2"),
         ({"nodes": (0, 2)}, "engine='ray': needs a node at all times so far; set nodes=(1, 2), or omit engine"),
-        ({"provider": sky.AWS(), "nodes": (1, 2)}, "engine='ray': needs a fixed number of rented machines so far; set"),
+        ({"provider": sky.AWS(), "nodes": (0, 2)}, "engine='ray': needs a node at all times so far; set nodes=(1, 2)"),
         ({"idle_timeout_s": 60}, "engine='ray': a pool on Ray cannot rest so far; omit idle_timeout_s"),
         ({"image": sky.Image(container="debian")}, "engine='ray': not supported with Image.container so far; use pip="),
         (
@@ -70,11 +70,8 @@ def test_auto_is_ray_later_for_a_pool_that_may_have_2_nodes(provider: Any) -> No
     assert way_of(engine="ray", **on) == (Way.RAY, 0.0)
     assert way_of(engine="ray", idle_timeout_s=60, on_idle="close", **on) == (Way.RAY, 0.0)
     assert way_of(engine="direct", **on) == (Way.DIRECT, 0.0)
-
-
-def test_elastic_pools_of_own_machines_have_ray_too() -> None:
-    assert way_of(nodes=(1, 2)) == (Way.RAY_OR_LENT, RAY_AFTER_S)
-    assert way_of(engine="ray", nodes=(1, 2)) == (Way.RAY, 0.0)
+    assert way_of(nodes=(1, 2), **on) == (Way.RAY_OR_LENT, RAY_AFTER_S)
+    assert way_of(engine="ray", nodes=(1, 2), **on) == (Way.RAY, 0.0)
 
 
 def test_a_detached_pool_of_several_nodes_needs_ray_at_once() -> None:
@@ -86,7 +83,7 @@ def test_a_detached_pool_of_several_nodes_needs_ray_at_once() -> None:
     [
         {"provider": sky.Local()},
         {"provider": sky.AWS(), "nodes": 1},
-        {"provider": sky.AWS(), "nodes": (1, 2)},
+        {"provider": sky.AWS(), "nodes": (0, 2)},
         {"provider": sky.AWS(), "region": ["us-east-1", "us-west-2"]},
         {"provider": FakeProvider(api=None)},
         {"provider": None, "any_of": [SSH, sky.Local()]},

@@ -100,6 +100,7 @@ class Stalled:
         self.goes_on = threading.Event()
         self.goes_on.set()
         self.begun = threading.Event()
+        self.launched: list[Machine] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -109,7 +110,9 @@ class Stalled:
         while not self.goes_on.wait(0.01):
             if spec.stop.is_set():
                 raise Unreachable("stopped on request", node=0)
-        return self._inner.launch(spec, *others)
+        machines = self._inner.launch(spec, *others)
+        self.launched += machines
+        return machines
 
 
 @pytest.fixture
@@ -123,6 +126,27 @@ def stalled() -> Iterator[tuple[Made, Stalled]]:
     provider.begun.clear()
     for _ in ended(made):
         yield made, provider
+
+
+def test_a_spare_ends_with_its_node(stalled: tuple[Made, Stalled]) -> None:
+    made, provider = stalled
+    provider.goes_on.set()
+    assert made.machines.prepare_replacement(0)
+    made.machines.give_back([0])
+    until(lambda: not any(os.path.exists(machine.folder) for machine in provider.launched))
+    assert len(provider.launched) == 2
+
+
+def test_a_spare_that_comes_when_its_node_was_given_back_is_ended(stalled: tuple[Made, Stalled]) -> None:
+    made, provider = stalled
+    with ThreadPoolExecutor() as threads:
+        is_ready = threads.submit(made.machines.prepare_replacement, 0)
+        assert provider.begun.wait(60)
+        made.machines.give_back([0])
+        provider.goes_on.set()
+        assert not is_ready.result(60)
+    until(lambda: not any(os.path.exists(machine.folder) for machine in provider.launched))
+    assert len(provider.launched) == 2
 
 
 def test_a_program_that_leaves_ends_launches_and_may_begin_others(stalled: tuple[Made, Stalled]) -> None:
