@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import signal
@@ -11,11 +12,14 @@ import sys
 from pathlib import Path
 
 from skyward.core.process import processes_below, start_time
+from tests.stand_in_gpus import Gpu, install_smi
 from tests.waiting import until
 
 LEAN = Path(__file__).parent.parent / "lean"
 """Path of a module that spares each process of Ray a second of work."""
 HEAD = ("--head", "--port=0", "--include-dashboard=false", "--no-monitor")
+ACCELERATOR = "GeForce-RTX-4090"
+"""Type of the accelerators, as Ray names it."""
 LIMIT_S = 60.0
 
 
@@ -35,7 +39,12 @@ class Raylets:
         self.address = ""
 
     def start(self, *nodes: int) -> None:
+        """Start nodes. The first one has two accelerators, as far as Ray and the programs there know."""
         own = self.folder / "r"  # Ray opens it to everybody
+        tools = self.folder / "tools"
+        tools.mkdir()
+        install_smi(tools, [Gpu("NVIDIA GeForce RTX 4090", 24564)] * 2)
+        self.environment["PATH"] = f"{tools}:{os.environ['PATH']}"
         self.start_node(0, *HEAD, f"--temp-dir={own}")
         self.address = (own / "ray_current_cluster").read_text().strip()
         for node in nodes:
@@ -43,11 +52,18 @@ class Raylets:
 
     def start_node(self, node: int, *options: str) -> None:
         """Start a node with one processor."""
+        gpus = 0 if node else 2
         options = options or (f"--address={self.address}",)
-        sizes = ("--num-cpus=1", "--num-gpus=0", f"--object-store-memory={80 << 20}", "--include-log-monitor=false")
+        sizes = (
+            "--num-cpus=1",
+            f"--num-gpus={gpus}",
+            f"--object-store-memory={80 << 20}",
+            "--include-log-monitor=false",
+        )
         ports = (f"--node-ip-address=127.0.0.{node + 1}", "--min-worker-port=0", "--max-worker-port=0")
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", *options, *sizes, *ports]
-        command += ["--resources", f'{{"node-{node}": 1}}']
+        resources = {f"node-{node}": 1} | ({f"accelerator_type:{ACCELERATOR}": 1} if gpus else {})
+        command += ["--resources", json.dumps(resources)]
         done = subprocess.run(
             command, env=os.environ | self.environment, capture_output=True, text=True, timeout=120, check=False
         )

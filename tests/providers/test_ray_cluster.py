@@ -53,6 +53,7 @@ def look() -> dict[str, Any]:
         "ray": names,
         "has_ray": "ray" in sys.modules,
         "cache": os.environ["XDG_CACHE_HOME"],
+        "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
     }
 
 
@@ -178,6 +179,7 @@ class TestPool:
         assert [answer["ray"] for answer in answers] == [[], []]
         assert not any(answer["has_ray"] for answer in answers)
         assert all(raylets.environment["XDG_CACHE_HOME"] == answer["cache"] for answer in answers)
+        assert [answer["gpus"] for answer in answers] == ["-1", "-1"], "they have asked for none"
         assert len(raylets.processes("ray::ShellBridge")) == 2
         large = bytes(3_000_000)
         assert sky.compute(len)(large) @ losing.pool == [3_000_000] * 2
@@ -200,6 +202,26 @@ class TestPool:
         raylets.start_node(2)  # where the bundle moves to
         third = losing.pids(after_losses=3)
         assert len(second & third) == 1
+
+
+@pytest.mark.slow
+def test_pools_have_different_accelerators(raylets: Raylets) -> None:
+    @sky.compute
+    def devices() -> tuple[str | None, int]:
+        info = sky.instance_info()
+        assert info is not None
+        return os.environ.get("CUDA_VISIBLE_DEVICES"), info.accelerators
+
+    def pool(name: str) -> sky.ComputePool:
+        cluster = provider(raylets, resources={"CPU": 0})
+        return sky.ComputePool(cluster, name=name, accelerator="RTX_4090", logs=False, provision_timeout_s=1.0)
+
+    with pool("devices1") as first, pool("devices2") as second:
+        assert sorted(devices() >> opened for opened in (first, second)) == [("0", 1), ("1", 1)]
+        lacks = r"a node with GPU=1, accelerator_type:GeForce-RTX-4090=0.001; 1 of .* with 0 of GPU free"
+        with pytest.raises(NoCapacity, match=lacks):
+            pool("devices3").start()
+    until(lambda: not is_left(raylets, "devices"), within_s=LIMIT_S)
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ _ERRORS_BYTES = 64 * 1024
 """Bytes of standard error that are kept: the last ones."""
 _HELD_S = 1.0
 """Seconds to wait for standard error to end after the command has."""
+_NO_GPU = dict.fromkeys(("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "-1")
 
 
 class ShellBridge:
@@ -74,17 +75,25 @@ def _start(command: str) -> tuple[socket.socket, subprocess.Popen[bytes]]:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment that the machine's raylet was started in, with the devices that Ray gave this process.
+    """Return the environment that the machine's raylet was started in, with the devices of this bundle.
 
     Ray's own variables would lead a program of the user's to this cluster. Ray also limits the threads of its workers.
     """
     with open(f"/proc/{os.getppid()}/environ", "rb") as file:
         pairs = [entry.partition("=") for entry in os.fsdecode(file.read()).split("\0") if "=" in entry]
-    given = {name: value for name, value in os.environ.items() if name.endswith("_VISIBLE_DEVICES")}
-    environment = {name: value for name, _, value in pairs} | given
+    environment = {name: value for name, _, value in pairs} | _devices()
     path = environment.get("PATH", os.defpath)
     environment["PATH"] = f"{os.path.dirname(sys.executable)}:{path}"
     return {name: value for name, value in environment.items() if not name.startswith("RAY_")}
+
+
+def _devices() -> dict[str, str]:
+    """Return the variables by which a process sees the devices of this bundle, and no others.
+
+    Ray sets those of the devices that it gave this process. Without any, newer versions leave all GPUs visible.
+    """
+    given = {name: value for name, value in os.environ.items() if "_VISIBLE_" in name or name.startswith("TPU_")}
+    return given if ray.get_runtime_context().get_accelerator_ids().get("GPU") else given | _NO_GPU
 
 
 async def _last_bytes(process: subprocess.Popen[bytes]) -> bytes:

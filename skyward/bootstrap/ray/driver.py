@@ -24,6 +24,7 @@ import signal
 import sys
 import time
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Any, Final
 
 import ray
@@ -46,6 +47,11 @@ _BEGIN_S: Final = 60.0
 _OPEN_S: Final = 20.0
 """Longest time for a bridge to start a command."""
 _LOOK_S: Final = 1.0
+_DEVICES: Final = "TPU", "neuron_cores"
+"""Devices that Ray counts like any resource; it has an option of its own for GPUs."""
+_TYPE: Final = "accelerator_type:"
+_PLAIN_WORDS: Final = frozenset({"AMD", "Instinct", "GeForce", "OAM", "HF"})
+"""Words in Ray's names of accelerators that tell no two apart."""
 _REMEMBERED: Final = 1000
 """Ends of commands that are known."""
 
@@ -95,9 +101,11 @@ class _Node:
 
     async def _start(self, limit_s: float) -> dict[str, str]:
         strategy = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=self._index)
+        # Only a process that takes the devices is told which ones they are.
         options = {
             "num_cpus": 0,
             "num_gpus": self.bundle.get("GPU", 0),
+            "resources": {name: self.bundle[name] for name in _DEVICES if name in self.bundle},
             "max_restarts": 0,
             "scheduling_strategy": strategy,
         }
@@ -185,7 +193,10 @@ class _StubServer:
 
     async def _place(self, order: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         """Get room for nodes: new ones by a placement group, known ones wherever their bundle is now."""
-        wanted = {int(node): _in_ray(resources) for node, resources in order["place"].items()}
+        there: dict[str, float] = {}
+        with contextlib.suppress(TimeoutError, RayError):  # Ray's own names of accelerators serve
+            there = await asyncio.wait_for(asyncio.to_thread(ray.cluster_resources), _CALL_S)
+        wanted = {int(node): _in_ray(resources, there) for node, resources in order["place"].items()}
         deadline = time.monotonic() + order["limit_s"]
         new = [node for node in wanted if node not in self._nodes]
         try:
@@ -248,13 +259,18 @@ class _Lacking(Exception):
     """A placement group that stays pending."""
 
 
-def _in_ray(resources: dict[str, Any]) -> dict[str, float]:
-    """Return a bundle. The accelerator's name is one of Ray's, if Ray has one for it."""
-    name = str(resources.pop("accelerator", "")).replace("-", "").replace(" ", "").lower()
+def _in_ray(resources: dict[str, Any], there: Iterable[str]) -> dict[str, float]:
+    """Return a bundle. The accelerator's name is one of the cluster's resources `there`, or else of Ray's."""
+    name = _plain(str(resources.pop("accelerator", "")))
+    types = [resource.removeprefix(_TYPE) for resource in there if resource.startswith(_TYPE)]
     known = [value for value in vars(accelerators).values() if isinstance(value, str)]
-    return resources | {
-        f"accelerator_type:{value}": 0.001 for value in known if name and value.replace("-", "").lower() == name
-    }
+    found = next((value for value in (*sorted(types), *known) if name and _plain(value) == name), None)
+    return resources if found is None else resources | {_TYPE + found: 0.001}
+
+
+def _plain(name: str) -> str:
+    words = name.replace(" ", "-").replace("_", "-").split("-")
+    return "".join(word for word in words if word not in _PLAIN_WORDS).lower().replace("v5litepod", "v5e")
 
 
 def _lacks(bundles: list[dict[str, float]]) -> str:
