@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -158,8 +159,9 @@ def test_calls_of_a_killed_client_are_taken_once_by_the_next(client_of: Callable
     assert "went on 3" in texts
     shown = [int(text.split()[1]) for text in texts if text.startswith("item")]
     assert shown == list(range(shown[0], 100))
-    with sky.ComputePool.attach("train") as again:
+    with pytest.raises(ZeroDivisionError), sky.ComputePool.attach("train") as again:
         assert again.calls() == []
+        raise ZeroDivisionError  # an error closes the pool, too
     nothing_runs_on(client.place.hosts)
     with pytest.raises(UsageError, match="ended on .* because its program closed it"):
         sky.ComputePool.attach("train")
@@ -176,7 +178,7 @@ def test_one_client_has_the_pool_until_another_takes_it_over(
     shown = capsys.readouterr().out
     assert "running" in shown
     assert f"its client is process {client.process.pid}" in shown
-    with pytest.raises(UsageError, match="a detached pool of that name was opened"):
+    with pytest.raises(UsageError, match="a detached pool of that name was opened .* ago"):
         sky.ComputePool(client.place.ssh(), name="train", detached_for_s=60, image=client.place.image).start()
 
     pool = sky.ComputePool.attach("train", take_over=True, logs=False)
@@ -189,6 +191,9 @@ def test_one_client_has_the_pool_until_another_takes_it_over(
     assert calls.keys() == {"count", "wait"}
     pool.future(calls["count"]).result().close()
     future = pool.future(calls["wait"])
+    assert (calls["wait"].id, calls["wait"].node) == (future.call_id, 0)
+    assert 0 < time.time() - calls["wait"].since < 600
+    pool.extend(1000.0)
     pool.detach()
     with pytest.raises(PoolClosed, match="this program has left it"):
         future.result(60)
@@ -202,6 +207,10 @@ def test_one_client_has_the_pool_until_another_takes_it_over(
         there.detach()
 
     capsys.readouterr()
+    assert main(["ps", "train", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert asdict(calls["wait"]) in told["calls"]
+    assert told["left_s"] > 1000.0
     assert main(["ls", "--local"]) == 0
     assert "detached" in capsys.readouterr().out
     assert main(["gc", "--local"]) == 0
