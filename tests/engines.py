@@ -22,6 +22,7 @@ from skyward.values.ref import held_by
 __all__ = [
     "engine_of",
     "gated_pool",
+    "head_place",
     "hosted_pool",
     "is_moving",
     "journaled_pool",
@@ -37,6 +38,12 @@ def engine_of(pool: sky.ComputePool) -> DirectEngine:
     engine, _ = pool._life.running()  # users never hold the engine, so no public name leads to it
     assert isinstance(engine, DirectEngine)
     return engine
+
+
+def head_place(pool: sky.ComputePool) -> int | None:
+    """Return the node beside the head; None: the head is in the program."""
+    engine, _ = pool._life.running()  # no public name tells
+    return next(iter(engine.members.last), None)
 
 
 def without_ray(pool: sky.ComputePool) -> sky.ComputePool:

@@ -54,6 +54,7 @@ LISTED = {
     "engine/other_heads.py:OtherHeads._leave": "reported; the head ends with its lease",
     "engine/ray/links.py:RayWays._prepare": "logged; the links stay as they are, and a break prepares them anew",
     "engine/ray/driving.py:RayDriver.start": "the client is told, and starts another Ray",
+    "engine/hosted_ray.py:HostedRay.rest": "logged; what is left of Ray ends with its nodes",
     "engine/ray/raiser.py:RayRaiser.begin": "logged; the pool goes on without Ray",
     "engine/ray/raiser.py:RayRaiser._on_carried": "logged; the keeper ends the pool if its program dies",
     "engine/ray/raiser.py:RayRaiser.give_up": "logged; what is left of Ray ends with its nodes",

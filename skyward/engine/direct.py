@@ -264,6 +264,9 @@ class DirectEngine:
             self.cancel_gang(gang.id)
         self.actors.cancel_all()
 
+    def fail_waiting(self, error: SkywardError) -> None:
+        self.cancel_all(error)
+
     def wait_stopped(self) -> bool:
         ledger = self.ledger
 

@@ -77,7 +77,7 @@ class PoolMembers(Protocol):
 
     @property
     def last(self) -> frozenset[int]:
-        """Nodes that others depend on, so that they are given back last: the one with the head."""
+        """Nodes that others depend on, so that they are given back last, and alone: the one with the head."""
         ...
 
     @property
@@ -331,6 +331,10 @@ class Engine(Protocol):
 
     def cancel_all(self, reason: SkywardError | None = None) -> None:
         """Fail every open call with `reason` (PoolClosed by default), and stop it where it runs."""
+        ...
+
+    def fail_waiting(self, error: SkywardError) -> None:
+        """Fail every open call with `error`. There are no nodes, so none of them runs."""
         ...
 
     def wait_stopped(self) -> bool:

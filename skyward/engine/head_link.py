@@ -149,7 +149,7 @@ class HeadRepair:
     ) -> None:
         self._ledger = ledger
         self._liveness = liveness
-        self._lease_s = lease_s
+        self.lease_s = lease_s
         self._lost = lost
         self._taken = taken
         self._why_gone = why_gone
@@ -160,7 +160,7 @@ class HeadRepair:
     def watch(self, link: NodeLink) -> None:
         """Read the link from now on, and check that it is alive. Needs the ledger's lock."""
         self._ledger.watcher.add(link)
-        self._liveness.watch(link, self._lease_s, time.monotonic())
+        self._liveness.watch(link, self.lease_s, time.monotonic())
         self._ledger.dirty.add(link)
 
     def unwatch(self, link: NodeLink) -> None:
@@ -196,6 +196,17 @@ class HeadRepair:
             failed=lambda error: self._lost(f"its link could not be restored: {in_words(error)}"),
         )
 
+    def leave(self, link: NodeLink) -> bool:
+        """Stop reading a link, because another head goes on. Return False if it is broken, or was left before."""
+        with self._ledger:
+            if not self._ledger.is_open or not link.channel.is_attached:
+                return False
+            self.unwatch(link)
+            ends = link.channel.release()
+            if ends is not None:
+                self._ledger.after.append(ends.close)
+        return True
+
     def gone(self, line: Readable) -> None:
         """Do nothing: there are no direct lines to a head's slots."""
 
@@ -204,7 +215,7 @@ class HeadRepair:
         if ends is not None:
             ends.close()
         began = time.monotonic()
-        deadline = began + self._lease_s + LINK_TIMES.margin_s
+        deadline = began + self.lease_s + LINK_TIMES.margin_s
         was_told = False
 
         def why_gone() -> Gone | None:

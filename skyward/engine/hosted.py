@@ -51,6 +51,7 @@ from .hosted_parts import (
     HostedShared,
     HostedStreams,
 )
+from .hosted_ray import HostedRay
 from .hosted_values import HostedValues
 from .ledger import Ledger
 from .lender import Lender
@@ -83,6 +84,7 @@ class HostedEngine:
         lines: Destination of the calls' output.
         emit: Takes events.
         raiser: Raises Ray to carry the links between the nodes; None: the client's channels carry them.
+        are_apart: Whether the nodes are on other machines than this one.
         attaches: Whether the head has had another client before.
         takes_over: Whether to take the head from a client that is still there.
         left: Called when the head goes on without this client, because another one has taken it over.
@@ -97,6 +99,7 @@ class HostedEngine:
         lines: LineSink | None = None,
         emit: Emit = ignore,
         raiser: RayRaiser | None = None,
+        are_apart: bool | None = None,
         attaches: bool = False,
         takes_over: bool = False,
         left: Callable[[], object] = lambda: None,
@@ -112,23 +115,23 @@ class HostedEngine:
         """Command that reaches the head."""
         self._token = os.urandom(8).hex()
         """Name of the session, which outlives the process of a head."""
-        self._raiser = raiser
         self._counts = TaskCounts(busy=0, queued=0, ended=0, failed=0)
         self._is_heard = False
         """Whether somebody wants to hear of each task."""
         self._numbers = numbers = SessionNumbers()
         self.ledger = ledger = Ledger(Scheduler(config.kept), numbers)
+        self._ray = ray = HostedRay(raiser, ledger, attaches=attaches)
         self._machines = HeadMachines(ledger, self._on_node_lost, self._on_replaced)
         self.requests = requests = Requests(
             self._tell,
             self._later,
-            verbs={**self._verbs(), **(raiser.verbs if raiser else {})},
-            slow={**self._machines.verbs, **self._slow_verbs(), **(raiser.slow_verbs if raiser else {})},
+            verbs={**self._verbs(), **ray.verbs},
+            slow={**self._machines.verbs, **self._slow_verbs(), **ray.slow_verbs},
             numbers=numbers,
         )
         self.nodes = HostedNodes(ledger, requests)
         self.members = HostedMembers(
-            ledger, requests, beside=lambda: self._heads.beside, joined=self._raise_ray, left=self._left_node
+            ledger, requests, heads=lambda: self._heads, joined=self._raise_ray, left=ray.forget
         )
         is_detached = bool(config.detached_for_s)
         self._calls = calls = HostedCalls(ledger, requests, is_detached=is_detached)
@@ -208,11 +211,13 @@ class HostedEngine:
             config,
             place,
             ledger,
+            requests,
             next_head,
             dialler=self._dialler_to,
             machines=self._machines,
             lender=self._lender,
-            raiser=raiser,
+            ray=ray,
+            are_apart=bool(config.node_folder) if are_apart is None else are_apart,
         )
 
     # Life -----------------------------------------------------------------------------------------------------------
@@ -253,15 +258,7 @@ class HostedEngine:
         self._heads.may_change = not self._config.detached_for_s
 
     def _raise_ray(self) -> None:
-        """Raise Ray once there are several nodes."""
-        raiser, node = self._raiser, self._heads.node
-        if raiser is not None and not raiser.has_begun and node is not None and len(self.ledger.machines) > 1:
-            raiser.begin(self.ledger.machines, node, self.requests.ask, attaches=self._attaches)
-
-    def _left_node(self, node: int) -> None:
-        """Forget the Ray of a node that was given back. It ends with the node."""
-        if self._raiser is not None:
-            self._raiser.forget(node)
+        self._ray.raise_on(self._heads.node, self.requests.ask)
 
     def _dialler_to(self, command: HeadCommand) -> Dialler:
         """Return a dialler of another head."""
@@ -293,7 +290,7 @@ class HostedEngine:
 
     @property
     def carrier(self) -> Literal["direct", "ray"]:
-        return "ray" if self._raiser is not None and self._raiser.is_up else "direct"
+        return "ray" if self._ray.is_up else "direct"
 
     @property
     def was_started(self) -> bool:
@@ -320,16 +317,26 @@ class HostedEngine:
     def cancel_all(self, reason: SkywardError | None = None) -> None:
         with self.ledger:
             tasks, gangs = list(self.ledger.tasks.values()), list(self.ledger.gangs.values())
-        error = reason or _closed_early()
+        self._cancel(tasks, gangs, reason or _closed_early())
+        if self._link is not None and self.ledger.is_open:
+            with contextlib.suppress(SkywardError, TimeoutError):  # the head is gone, and everything with it
+                self.requests.ask("cancel_all", timeout_s=_END_S)
+
+    def fail_waiting(self, error: SkywardError) -> None:
+        with self.ledger:
+            tasks, gangs = list(self.ledger.tasks.values()), list(self.ledger.gangs.values())
+            actors = list(self.ledger.actors)
+        self._cancel(tasks, gangs, error)
+        for number in actors:
+            self.actors.close(number, cancel=True)
+
+    def _cancel(self, tasks: list[Task], gangs: list[Gang], error: SkywardError) -> None:
         _fail(tasks, gangs, error)
         # The newest first: otherwise each cancelled one makes room for another, which is cancelled on its node.
         for task in sorted(tasks, key=lambda task: -task.id):
             self.cancel(task.id)
         for gang in gangs:
             self.cancel_gang(gang.id)
-        if self._link is not None and self.ledger.is_open:
-            with contextlib.suppress(SkywardError, TimeoutError):  # the head is gone, and everything with it
-                self.requests.ask("cancel_all", timeout_s=_END_S)
 
     def wait_stopped(self) -> bool:
         try:
@@ -364,14 +371,13 @@ class HostedEngine:
         Raises:
             HeadLost: It is gone.
         """
-        why = "" if self._raiser is None else self._raiser.why_needed(limit_s)
+        why = self._ray.why_needed(limit_s)
         self.ledger.require_open()
         return why
 
     def _end(self, error: SkywardError) -> None:
         """Fail everything that is open, and let the I/O thread end."""
-        if self._raiser is not None:
-            self._raiser.stop()
+        self._ray.stop()
         with self.ledger:
             tasks, gangs = self.ledger.close_all()
             self.channels.close()
@@ -386,8 +392,7 @@ class HostedEngine:
             self._link.close()
         if not leaves:
             self._heads.stop()
-        if self._raiser is not None:
-            self._raiser.leave() if leaves else self._raiser.close()
+        self._ray.close(leaves=leaves)
         self.ledger.watcher.close()
         interrupts.restore()
         _engines.discard(self)
@@ -601,7 +606,7 @@ class HostedEngine:
             self.tell_tasks(True)
         if self._replaces and self._attaches:
             self.replace_lost()
-        if self._raiser is not None and (keys := self._raiser.keys):
+        if keys := self._ray.keys:
             self.requests.tell("ray_keys", *keys)
 
 

@@ -94,6 +94,8 @@ class HeadLoss(NamedTuple):
     """
     is_preempted: bool = False
     """Whether the provider took the machines of the lost nodes back."""
+    is_none: bool = False
+    """Whether the head has handed over to the next one: no node has had any of the open calls."""
 
 
 class HostedCalls:
@@ -404,6 +406,9 @@ class HostedCalls:
             home = self._home_of(call)
             is_known = was_permitted or is_begun or (isinstance(call, Task) and call.actor)
             progress.cleared = loss.noted if is_known else loss.noted | loss.beside
+            if loss.is_none:
+                progress.cleared = frozenset(self._ledger.machines)
+                progress.is_in_doubt = progress.is_preempted = False
             progress.doubt(loss.lost - progress.cleared, home, is_preempted=loss.is_preempted)
             progress.was_told = True
             told.append(

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from ..schedule.scaling import Demand
 from ..values.machine import Machine
 from .head.requests import Requests
 from .head_machines import without_ways
 from .ledger import Ledger
+
+if TYPE_CHECKING:
+    from ..calls.futures import Future
+    from .other_heads import OtherHeads
 
 
 class HostedMembers:
@@ -20,7 +26,7 @@ class HostedMembers:
     Args:
         ledger: Shared state of the client's engine.
         requests: Requests to the head.
-        beside: Returns the node beside the head; None: the head is on this machine.
+        heads: Returns the heads of the pool.
         joined: Called when further nodes are there.
         left: Called with the number of a node that was given back.
     """
@@ -32,13 +38,13 @@ class HostedMembers:
         ledger: Ledger,
         requests: Requests,
         *,
-        beside: Callable[[], int | None],
+        heads: Callable[[], OtherHeads],
         joined: Callable[[], object],
         left: Callable[[int], object],
     ) -> None:
         self._ledger = ledger
         self._requests = requests
-        self._beside = beside
+        self._heads_of_pool = heads
         self._joined = joined
         self._left = left
         self._expected: dict[int, int] = {}
@@ -55,7 +61,7 @@ class HostedMembers:
 
     @property
     def last(self) -> frozenset[int]:
-        beside = self._beside()
+        beside = self._heads_of_pool().beside
         return frozenset() if beside is None else frozenset((beside,))
 
     @property
@@ -88,11 +94,16 @@ class HostedMembers:
     def join(self, machines: Sequence[Machine]) -> None:
         nodes = {machine.node for machine in machines}
         with self._ledger:  # in one block: another head gets the request, or these machines with all others
-            heads = self._heads
+            heads, are_first = self._heads, not self._ledger.machines
             self._joining |= nodes
             self._ledger.machines.update((machine.node, machine) for machine in machines)
-            asked = self._requests.begin("join", [without_ways(machine) for machine in machines])
+            asked = None if are_first else self._ask_to_join(machines)
         try:
+            if asked is None:
+                asked = self._heads_of_pool().go_to(sorted(nodes))
+                heads += asked is not None
+            if asked is None:
+                asked = self._ask_to_join(machines)
             asked.result()
         except BaseException:
             with self._ledger:
@@ -104,6 +115,9 @@ class HostedMembers:
             with self._ledger:
                 self._joining -= nodes
         self._joined()
+
+    def _ask_to_join(self, machines: Sequence[Machine]) -> Future[Any]:
+        return self._requests.begin("join", [without_ways(machine) for machine in machines])
 
     @property
     def leaving(self) -> frozenset[int]:
@@ -127,7 +141,12 @@ class HostedMembers:
         self._requests.ask("move_values", node)
 
     def give_back(self, node: int) -> bool:
-        if not self._requests.ask("give_back", node):
+        machine = self._ledger.machines.get(node)
+        if machine is None:
+            return False
+        self._expected.setdefault(node, machine.slots)  # first, so that another head is told of it
+        is_gone = self._heads_of_pool().go_home if node in self.last else partial(self._requests.ask, "give_back")
+        if not is_gone(node):
             return False
         with self._ledger:
             self._ledger.machines.pop(node, None)

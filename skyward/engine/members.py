@@ -174,6 +174,12 @@ class Membership:
                 staying = sorted(ledger.links.keys() - self._leaving)
                 self._values.move(node, [other for other in staying if other < node or node in self._leaving])
 
+    def may_go(self, node: int) -> bool:
+        """Return whether a node is not in use."""
+        with self._ledger.lock:
+            link = self._ledger.links.get(node)
+            return link is not None and self._may_go(link)
+
     def give_back(self, node: int) -> bool:
         """Stop using a node, and let its agent end. Returns False, and changes nothing, if the node is in use."""
         ledger = self._ledger

@@ -10,10 +10,12 @@ The head of a detached pool that was killed begins again by itself. `other_heads
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Protocol
 
+from ..calls.futures import Future
 from ..errors import NodeLost
 from ..values.machine import Machine
 from ..wire.channel import BLOBS
@@ -27,6 +29,8 @@ from .hosted_parts import HostedActors, HostedChannels
 from .hosted_values import HostedValues
 from .ledger import Ledger
 from .link_times import LINK_TIMES
+
+_LOOK_S = 0.05
 
 _log = logging.getLogger(__name__)
 
@@ -108,8 +112,12 @@ class NextHead:
         *,
         loss: HeadLoss,
         machines: Callable[[], list[Machine]],
-    ) -> None:
+        lease_s: float,
+        things: bytes = b"",
+    ) -> Future[Any] | None:
         """Go on with another head, which was dialled. It gets all open calls.
+
+        Return a future of the time when it has reached the nodes, and knows which calls run; None: the pool was closed.
 
         Args:
             before: Link to the head that is gone.
@@ -118,11 +126,16 @@ class NextHead:
             facts: Greeting of that head.
             loss: Loss of the former head.
             machines: Returns the machines as that head gets them.
+            lease_s: Seconds that it goes on without its client.
+            things: Shared state that the former head has handed over.
         """
         with self._ledger:
             link = self._link(dialler, ends, facts)
             if link is None:
-                return
+                return None
+            self._repair.lease_s = lease_s
+            if things:
+                self._requests.tell("shared_from", things)  # ahead of all requests that are asked again
             self._change(link, are_counted=False)
             told = self._calls.send_all_again(before, link, loss)
             calls = [tuple(call) for call in told]
@@ -131,6 +144,20 @@ class NextHead:
             begun.add_done_callback(partial(self._begun, link))
         before.close()
         self._ledger.watcher.wake()
+        return begun
+
+    @property
+    def present(self) -> HeadLink | None:
+        """Link to the present head."""
+        return self._calls.link
+
+    def leave(self, before: HeadLink) -> bool:
+        """Leave a head that is well. Waits while its link is broken. Return False if that head is lost, or the pool."""
+        while not self._repair.leave(before):
+            if self.present is not before or not self._ledger.is_open:
+                return False
+            time.sleep(_LOOK_S)  # the link is made again, or another head begins
+        return True
 
     def _link(self, dialler: Dialler, ends: Ends, facts: dict[str, Any]) -> HeadLink | None:
         """Return the link to the next head; None if the pool was closed meanwhile."""

@@ -1,5 +1,8 @@
 """Heads of a pool, one after another: when one is lost for good, its client begins another.
 
+A pool without nodes has its head on the client's machine. When its last node is given back, the head moves there, and
+when nodes come again it moves beside the first of them (`go_home`, `go_to`). Nothing runs then, so nothing is lost.
+
 The next one runs on the same machine if only the process has ended, and otherwise beside the lowest node that answers.
 A head that does not answer counts as lost only when its lease must be over, or the provider says that its machine is
 gone. Its node is lost with it, unless that has another machine already. If no node is left, as in an elastic pool that
@@ -13,15 +16,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import SkywardError
+from ..errors import NodeLost, SkywardError
 from ..values.machine import Gone, Machine
+from ..wire.ends import Ends
 from .dialler import Dialler, Forgotten
 from .head.messages import HeadConfig
 from .head.place import HeadPlace, head_here, head_on
+from .head.requests import Requests
 from .head_link import HeadLink
 from .head_machines import HeadMachines
 from .hosted_calls import HeadLoss
@@ -32,11 +38,14 @@ from .next_head import NextHead
 from .threads import report, start_thread
 
 if TYPE_CHECKING:
-    from .ray.raiser import RayRaiser
+    from ..calls.futures import Future
+    from .hosted_ray import HostedRay
 
 _log = logging.getLogger(__name__)
 
 _MOST_CHANGES = 16
+_MOST_MOVES = 1 << 15
+"""Most heads in all, because each has numbers of its own."""
 _DIAL_S = 20.0
 
 HeadCommand = Callable[[], tuple[str, ...]]
@@ -50,11 +59,13 @@ class OtherHeads:
         config: Configuration of the first head.
         place: Place of the first head.
         ledger: Shared state of the client's engine.
+        requests: Requests to the head.
         next_head: Changes to another head.
         dialler: Returns a dialler for a command that reaches a head.
         machines: Source of machines.
         lender: Channels that the head uses.
-        raiser: Raises Ray beside the head; None: there is none.
+        ray: Ray beside the head.
+        are_apart: Whether the nodes are on other machines.
     """
 
     may_change = False
@@ -65,31 +76,35 @@ class OtherHeads:
         config: HeadConfig,
         place: HeadPlace,
         ledger: Ledger,
+        requests: Requests,
         next_head: NextHead,
         *,
         dialler: Callable[[HeadCommand], Dialler],
         machines: HeadMachines,
         lender: Lender,
-        raiser: RayRaiser | None,
+        ray: HostedRay,
+        are_apart: bool,
     ) -> None:
         self._config = config
         self._place = place
         self._ledger = ledger
+        self._requests = requests
         self._next_head = next_head
         self._dialler = dialler
         self._machines = machines
         self._lender = lender
-        self._raiser = raiser
+        self._ray = ray
         self.node: int | None = 0
-        """Node of the head; None for one on this machine that took the place of another."""
+        """Node of the head; None for one on this machine, unless all nodes are there."""
         self._machine: Machine | None = None
         """Machine that the head shares with its node; None: it shares none."""
         self._is_node_lost = False
         """Whether the head has found the node beside it lost. Its machine may still be there."""
         self._is_gated = bool(config.node_folder)
         """Whether calls begin on that node only once they are known here, or permitted; see `head.start_gate`."""
-        self._is_on_machines = self._is_gated
-        """Whether the nodes are on other machines."""
+        self._are_apart = are_apart
+        self._losses = 0
+        """Number of heads that were lost."""
         self._things: set[tuple[str, str]] = set()
         """Kinds and names of the shared state that is in use, or is lost."""
         self._lost_things: frozenset[tuple[str, str]] = frozenset()
@@ -102,7 +117,8 @@ class OtherHeads:
         return self.node if self._is_gated else None
 
     def start(self) -> HeadCommand:
-        """Start the first head, beside node 0, and return the command that reaches it. Raises ProviderError."""
+        """Start the first head, and return the command that reaches it. Raises ProviderError."""
+        self.node = 0 if self._ledger.machines else None
         self._machine = self._machine_now if self._is_gated else None
         return self._command(self._place, 0, self._place.start(self._config))
 
@@ -172,13 +188,12 @@ class OtherHeads:
             has_ended: Whether its machine says that it has ended. Otherwise its node is lost too.
             gone: Reason why its machine is gone for certain, if it is.
         """
-        if not self.may_change or self._config.heads_before == _MOST_CHANGES:
+        if not self.may_change or self._losses == _MOST_CHANGES:
             return False
+        self._losses += 1
         self._leave(self._place)
         self._lost_things |= self._things
-        self._config = replace(
-            self._config, heads_before=self._config.heads_before + 1, lost_things=tuple(sorted(self._lost_things))
-        )
+        self._count()
         lost = frozenset[int]() if has_ended or self.node is None or self._has_moved else frozenset((self.node,))
         is_noted = self._is_node_lost and self._machine_now is self._machine
         loss = HeadLoss(
@@ -193,7 +208,15 @@ class OtherHeads:
             if self._begin_on(node, before, loss):
                 _log.warning("head of the pool: is gone (%s); another one goes on beside node %d", why, node)
                 return True
-        return self._is_on_machines and self._begin_here(before, why, loss)
+        return self._are_apart and self._begin_here(before, why, loss)
+
+    def _count(self) -> HeadConfig:
+        """Return the configuration of a further head. It has other numbers, and knows what is lost for good."""
+        with self._lock:
+            self._config = replace(
+                self._config, heads_before=self._config.heads_before + 1, lost_things=tuple(sorted(self._lost_things))
+            )
+            return self._config
 
     def _begin_here(self, before: HeadLink, why: str, loss: HeadLoss) -> bool:
         """Begin a head on this machine, because no node answers. Return False if that fails."""
@@ -223,6 +246,18 @@ class OtherHeads:
         return self._begin(config, place, node, before, loss)
 
     def _begin(self, config: HeadConfig, place: HeadPlace, node: int | None, before: HeadLink, loss: HeadLoss) -> bool:
+        other = self._reach(config, place, node)
+        if other is None:
+            return False
+        self._go_on(other, before, loss)
+        if node is None:
+            self._ray.give_up("no node was left, so the scheduler is in this program")
+        else:
+            self._ray.move(node)
+        return True
+
+    def _reach(self, config: HeadConfig, place: HeadPlace, node: int | None) -> _OtherHead | None:
+        """Start a head and dial it. Return None if that fails."""
         try:
             argv = place.start(config)
             dialler = self._dialler((lambda: argv) if node is None else self._command(place, node, argv))
@@ -230,22 +265,109 @@ class OtherHeads:
         except (SkywardError, Forgotten) as error:
             _log.warning("%s: no head begins there: %s", "client" if node is None else f"node {node}", error)
             self._leave(place)
-            return False
+            return None
+        return _OtherHead(config, place, node, dialler, ends, facts)
+
+    def _go_on(self, other: _OtherHead, before: HeadLink, loss: HeadLoss, things: bytes = b"") -> Future[Any] | None:
+        """Go on with a head that was dialled. `things`: shared state that the former one has handed over."""
         with self._lock:
-            self._place, self.node, is_stopped = place, node, self._is_stopped
-        self._is_gated, self._is_node_lost = bool(config.node_folder), False
+            self._place, self.node, is_stopped = other.place, other.node, self._is_stopped
+        self._is_gated, self._is_node_lost = bool(other.config.node_folder), False
         self._machine = self._machine_now if self._is_gated else None
         self._lender.end_all()
-        self._next_head.begin(before, dialler, ends, facts, loss=loss, machines=self._machines.told)
+        begun = self._next_head.begin(
+            before,
+            other.dialler,
+            other.ends,
+            other.facts,
+            loss=loss,
+            machines=self._machines.told,
+            lease_s=other.config.lease_s,
+            things=things,
+        )
         if is_stopped:
-            place.stop()
-        elif self._raiser is not None and node is None:
-            self._raiser.give_up("no node was left, so the scheduler is in this program")
-        elif self._raiser is not None and node is not None:
-            self._raiser.move(node)
+            other.place.stop()
+        return begun
+
+    # A head that is well ----------------------------------------------------------------------------------------------
+
+    def go_home(self, node: int) -> bool:
+        """Give back the last node, which is beside the head, and go on with a head on this machine.
+
+        Return False, and change nothing, if the node is in use. Blocks until the former head has ended, because its
+        machine is given back then.
+        """
+        before = self._may_move(node)
+        if before is None or set(self._ledger.machines) != {node}:
+            return False
+        home = self._reach(*head_here(self._count()), None)
+        try:
+            if home is None or self._hand_over(home, before, node) is None:
+                return False
+        except NodeLost:  # another head begins, and finds out what became of the node
+            return False
+        self._ray.rest()
         return True
+
+    def go_to(self, nodes: Iterable[int]) -> Future[Any] | None:
+        """Go on with a head beside one of these nodes, which are the first that come.
+
+        Return a future of the time when it has reached the nodes; None: the head stays where it is, and has not heard
+        of them. Raises NodeLost if the head is lost meanwhile.
+        """
+        before = self._may_move() if self._are_apart else None
+        for node in nodes if before is not None else ():
+            assert before is not None
+            config, place = head_on(self._ledger.machines[node], self._count())
+            other = self._reach(config, place, node)
+            if other is not None:
+                return self._hand_over(other, before)
+        return None
+
+    def _may_move(self, node: int | None = None) -> HeadLink | None:
+        """Return the link to the present head if another one may go on for it."""
+        before = self._next_head.present
+        may_move = self.may_change and before is not None and self._config.heads_before < _MOST_MOVES
+        return before if may_move and self._requests.ask("may_hand_over", node) else None
+
+    def _hand_over(self, other: _OtherHead, before: HeadLink, node: int | None = None) -> Future[Any] | None:
+        """Let the present head end, and another one go on. Return None, and end that one, if the present one goes on.
+
+        Args:
+            other: The other head.
+            before: Link to the present one.
+            node: Node that is given back first.
+        """
+        begun: Future[Any] | None = None
+        try:
+            is_done, things = self._requests.ask("hand_over", node)
+            if is_done and self._next_head.leave(before):
+                former = self._place
+                if node is None:
+                    begun = self._go_on(other, before, HeadLoss(is_none=True), things)
+                    self._leave(former)
+                else:
+                    del self._ledger.machines[node]
+                    begun = self._go_on(other, before, HeadLoss(is_none=True), things)
+                    former.stop(at_once=True)
+        finally:
+            if begun is None:
+                other.ends.close()
+                self._leave(other.place)
+        return begun
 
     @staticmethod
     def _leave(place: HeadPlace) -> None:
         """End a head in a thread, because its machine may not answer. Its lease ends it then."""
-        start_thread(place.stop, name="skyward-old-head", failed=report)
+        start_thread(partial(place.stop, at_once=True), name="skyward-old-head", failed=report)
+
+
+class _OtherHead(NamedTuple):
+    """Head that was started and dialled, and does not have the pool yet. `node`: None if it is on this machine."""
+
+    config: HeadConfig
+    place: HeadPlace
+    node: int | None
+    dialler: Dialler
+    ends: Ends
+    facts: dict[str, Any]

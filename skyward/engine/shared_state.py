@@ -33,7 +33,7 @@ from ..wire.task_channel import MessagePieces, Tell, pieces_of
 from .ledger import Ledger
 
 if TYPE_CHECKING:
-    from ..shared.store import Store
+    from ..shared.store import HandedOver, Store
 
 _PROGRAM: Final = 0
 """Owner of the leases that the program itself takes. Channels have large random numbers."""
@@ -142,6 +142,20 @@ class SharedState(SharedRequests):
             self._made = (self._make_store or Store)()
             self._made.open(_PROGRAM, _PROGRAM)
         return self._made
+
+    # Another head, with the ledger locked -----------------------------------------------------------------------------
+
+    @property
+    def used_bytes(self) -> int:
+        return 0 if self._made is None else self._made.used_bytes
+
+    def hand_over(self) -> HandedOver | None:
+        """Return what another store goes on with; None: nothing was ever shared. Then nothing may use this one."""
+        return None if self._made is None else self._made.hand_over()
+
+    def take_over(self, things: HandedOver) -> None:
+        """Go on for another store. Nothing has used this one."""
+        self._store.take_over(things)
 
     # Channels of tasks, with the ledger locked ------------------------------------------------------------------------
 

@@ -70,10 +70,10 @@ def _why_without_ray(provider: Provider, spec: PoolSpec, *, least: int, rests: b
         return f"not supported with {provider.name}, so far only with {known}; use one of them, or omit it"
     if spec.most_nodes == 1:
         return "joins several nodes, and this pool has one; set nodes=2 or more, or omit engine"
-    if not least:
-        return f"needs a node at all times so far; set nodes=(1, {spec.most_nodes}), or omit engine"
-    if rests:
-        return "a pool on Ray cannot rest so far; omit idle_timeout_s, or engine"
+    if provider.is_rented and not least:
+        return f"needs a rented machine at all times so far; set nodes=(1, {spec.most_nodes}), or omit engine"
+    if provider.is_rented and rests:
+        return "a pool of rented machines on Ray cannot rest so far; omit idle_timeout_s, or engine"
     if spec.image.container:
         return "not supported with Image.container so far; use pip= in the image instead, or omit engine"
     return ""

@@ -29,7 +29,7 @@ from ..core.user_lines import warn_user
 from ..errors import NodeLost, PoolClosed, SkywardError, Unreachable, UsageError
 from ..events import EngineLost, EngineUp, Event, Overlooked, PoolReady, PoolStarted
 from ..events import PoolClosed as ClosedEvent
-from ..providers.base import Provider, least_billed_s
+from ..providers.base import Provider, least_billed_s, may_have_head
 from ..providers.user_data import LEASE_FILE
 from ..schedule.scaling import Bounds
 from ..state.live import LivePool
@@ -411,7 +411,7 @@ class PoolLife:
 
     def _make_engine(self, initializer: bytes | None, launched: list[Machine]) -> Engine:
         if self.way is not Way.DIRECT or self.detachment is not None:
-            return self._make_hosted(initializer, launched[0])
+            return self._make_hosted(initializer, launched)
         from ..engine.direct import DirectEngine
 
         return DirectEngine(
@@ -455,14 +455,14 @@ class PoolLife:
             is_detached=is_detached,
         )
 
-    def _make_hosted(self, initializer: bytes | None, machine: Machine) -> Engine:
-        """Make an engine whose scheduler is in a head beside a node; on this machine, if the node has no login."""
+    def _make_hosted(self, initializer: bytes | None, machines: list[Machine]) -> Engine:
+        """Make an engine whose scheduler is in a head: beside the first node, or here if there is none to log in to."""
         from ..engine.head.messages import HeadConfig
-        from ..engine.head.place import head_on
+        from ..engine.head.place import head_here, head_on
         from ..engine.hosted import HostedEngine
         from ..engine.transfers import make_keys
 
-        detachment = self.detachment
+        detachment, are_apart = self.detachment, may_have_head(self.provider)
         config = HeadConfig(
             pool=self.name,
             cancel_grace_s=self.spec.cancel_grace_s,
@@ -471,19 +471,20 @@ class PoolLife:
             kept=self.sizing.kept,
             default_timeout_s=self._default_timeout_s,
             direct_transfers=self.spec.direct_transfers,
-            transfer_keys=make_keys() if self.spec.direct_transfers and machine.login is not None else None,
+            transfer_keys=make_keys() if self.spec.direct_transfers and are_apart else None,
             detached_for_s=0.0 if detachment is None else detachment.for_s,
             warning_s=0.0 if detachment is None else detachment.warning_s,
             attach_key="" if detachment is None else detachment.key,
             lease_file=LEASE_FILE if self.provider.is_rented and detachment is not None else "",
             blueprint=b"" if detachment is None or detachment.was_known else detachment.blueprint(self.spec),
         )
-        config, place = head_on(machine, config)
-        is_on_ray = self.way in (Way.RAY, Way.RAY_OR_LENT) and machine.login is not None
-        raiser = self._make_raiser() if is_on_ray else None
+        config, place = head_on(machines[0], config) if machines else head_here(config)
+        raiser = self._make_raiser() if self.way in (Way.RAY, Way.RAY_OR_LENT) and are_apart else None
         if detachment is not None:
-            return detachment.engine(config, machine, self._lines, self.announcer.emit, raiser)
-        return HostedEngine(config, place, lines=self._lines, emit=self.announcer.emit, raiser=raiser)
+            return detachment.engine(config, machines[0], self._lines, self.announcer.emit, raiser)
+        return HostedEngine(
+            config, place, lines=self._lines, emit=self.announcer.emit, raiser=raiser, are_apart=are_apart
+        )
 
     def _make_dispatch(self, engine: Engine) -> Dispatch:
         from .dispatch import Dispatch

@@ -129,9 +129,9 @@ class ComputePool(PoolTarget, NodeAccess, DetachedAccess, SharedNames):
             with this program.
         engine: Carrier of the calls. "direct": this program schedules, and is connected to each node. "ray": the first
             node schedules, and Ray joins the nodes, so calls and values of tasks go straight between them. It needs
-            `sky.SSH` or `sky.AWS`, a `min` of at least 1 and a `max` of at least 2. If Ray does not come up, the pool
-            ends with a ProviderError. "auto": as "ray" where that is possible, but Ray is started after ten seconds,
-            and if it does not come up, this program goes on carrying the calls, and one event says why; else "direct".
+            `sky.SSH` or `sky.AWS`, and a `max` of at least 2. If Ray does not come up, the pool ends with a
+            ProviderError. "auto": as "ray" where that is possible, but Ray is started after ten seconds, and if it
+            does not come up, this program goes on carrying the calls, and one event says why; else "direct".
         aliases: Aliases of options, listed above.
 
     Raises:

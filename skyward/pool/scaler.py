@@ -337,7 +337,7 @@ class PoolScaler:
                 self._pin = None
             self._fail(before + len(new), wanted, str(error).partition("\n")[0].rstrip(":"))
             if not before:
-                self._engine.cancel_all(error)  # nothing runs: these are the calls that wait for the nodes
+                self._engine.fail_waiting(error)
             else:
                 self._engine.members.refuse_resting(self._bounds.slots)
         return error
@@ -362,9 +362,10 @@ class PoolScaler:
         members, gone = self._engine.members, list[int]()
         leaving = members.leaving
         is_whole = self._sizing.at_rest == 0 and surplus == before
-        busy = []
-        for node in sorted(demand.loads, reverse=True):
-            may_go = node not in members.last and (is_whole or node not in self._sizing.kept)
+        busy, last = [], members.last
+        for node in sorted(demand.loads, key=lambda node: (node in last, -node)):
+            is_needed = node in last and len(gone) + 1 < len(demand.loads)
+            may_go = not is_needed and (is_whole or node not in self._sizing.kept)
             is_surplus = surplus > 0 and may_go
             if node not in leaving and not is_surplus:
                 continue

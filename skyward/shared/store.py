@@ -13,6 +13,7 @@ program, holds the leases. When a session ends, its request is withdrawn; when a
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, Final
@@ -29,6 +30,9 @@ LIMIT_BYTES: Final = 1 << 30
 
 ThingKey = tuple[str, str]
 """Kind and name of a thing."""
+
+HandedOver = tuple[dict[ThingKey, Thing], dict[int, LeaseOwner], int, int]
+"""Things, owners of their leases, bytes of all values, and the next version, from one store to another."""
 
 _KINDS: Mapping[str, type[Thing]] = {
     "dict": DictState,
@@ -92,6 +96,29 @@ class Store:
     def is_empty(self) -> bool:
         """Return whether nothing is stored, held or awaited."""
         return not self._things
+
+    # Another store ----------------------------------------------------------------------------------------------------
+
+    def hand_over(self) -> HandedOver:
+        """Return everything for another store, by pickle. Requests that wait are not answered: ask them again there."""
+        for at in self._sessions.values():
+            if at.ticket is not None and at.answer is None:
+                self._unpark(at.ticket)
+        owners = {number: owner for number, owner in self._owners.items() if owner.things}
+        return self._things, owners, self.used_bytes, next(self._shelf.numbers)
+
+    def take_over(self, things: HandedOver) -> None:
+        """Go on for another store. This one is new. Leases of owners that have no session here end."""
+        self._things, owners, self._shelf.memory.used_bytes, number = things
+        self._shelf.numbers = itertools.count(number)
+        for thing in self._things.values():
+            thing.shelf = self._shelf
+        for number, owner in owners.items():
+            if number in self._sessions:
+                owner.sessions = 1
+                self._owners[number] = self._sessions[number].owner = owner
+            else:
+                self._leave(owner, is_well=False)
 
     # Sessions and owners ----------------------------------------------------------------------------------------------
 

@@ -104,6 +104,10 @@ class Thing:
         self.options = options
         self.shelf = shelf
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return everything but the shelf, which is that of another store afterwards; see `Store.hand_over`."""
+        return {name: value for name, value in vars(self).items() if name != "shelf"}
+
     @property
     def is_idle(self) -> bool:
         """Return whether the thing equals a new one."""

@@ -28,12 +28,12 @@ LIMIT_S = 120.0
 where = sky.compute(lambda: os.uname().nodename)
 
 
-def test_nodes_come_for_waiting_calls_join_ray_and_go_when_their_values_have_moved(
+def test_nodes_come_for_waiting_calls_join_ray_and_go_when_their_values_have_moved_the_first_one_too(
     bed: Bed, hosts: Callable[[int], list[Host]], ray_index: PackageIndex
 ) -> None:
     place = Place(bed=bed, index=ray_index, hosts=hosts(3))
     names, events = [host.name for host in place.hosts], list[Event]()
-    options: dict[str, Any] = {"image": place.image, "nodes": (1, 3), "logs": False, "console": False}
+    options: dict[str, Any] = {"image": place.image, "nodes": (0, 3), "logs": False, "console": False}
     with sky.ComputePool(place.ssh(), engine="ray", on_event=events.append, **options) as pool:
         assert (where() @ pool, pool.engine) == (names[:1], "direct")
         began = time.time()
@@ -51,9 +51,15 @@ def test_nodes_come_for_waiting_calls_join_ray_and_go_when_their_values_have_mov
         nothing_runs_on(place.hosts[1:], 10.0)
         assert ray_processes(place.hosts[0])
         assert len(kept.get()) == 20_000_000
+        kept.drop()
+        pool.counter("rests").increment()
+        pool.scale(0)
+        until(lambda: pool.nodes == 0)
+        nothing_runs_on(place.hosts, 10.0)
+        assert (pool.engine, pool.counter("rests").value()) == ("direct", 1)
         pool.scale(2)
         until(lambda: pool.engine == "ray", within_s=LIMIT_S)
-        assert where() @ pool == names[:2]
+        assert (where() @ pool, pool.counter("rests").value()) == (names[:2], 1)
         assert not [event for event in events if isinstance(event, NodeLost)]
     nothing_runs_on(place.hosts, 5.0)
 

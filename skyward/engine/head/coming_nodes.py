@@ -16,25 +16,29 @@ class ComingNodes:
     Args:
         members: Nodes of the engine.
         left: Called with the number of a node that was given back.
+        is_first: Whether this is the pool's first head.
     """
 
-    def __init__(self, members: Membership, *, left: Callable[[int], object]) -> None:
+    def __init__(self, members: Membership, *, left: Callable[[int], object], is_first: bool) -> None:
         self._members = members
         self._left = left
         self.are_known = threading.Event()
         """Set when the nodes of an earlier head are known. Until then, all would seem to be at rest."""
+        if is_first:
+            self.are_known.set()
         verbs: Mapping[str, Callable[..., Any]] = {
             "demand": members.demand,
             "join": members.join,
             "node_leaves": self._leave,
             "stay": lambda count: (members.stay(count), sorted(members.leaving)),
             "move_values": members.move_values,
-            "give_back": self._give_back,
+            "give_back": self.give_back,
             "refuse_resting": members.refuse_resting,
         }
-        self.verbs = {verb: partial(self._once_known, act) for verb, act in verbs.items()}
+        self.verbs = {verb: partial(self.once_known, act) for verb, act in verbs.items()}
 
-    def _once_known(self, act: Callable[..., Any], *arguments: Any) -> Any:
+    def once_known(self, act: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function once it is known which nodes an earlier head had."""
         self.are_known.wait()  # in a thread of the request, which ends with this process
         return act(*arguments)
 
@@ -43,7 +47,7 @@ class ComingNodes:
         self._members.leave(node)
         return sorted(self._members.leaving)
 
-    def _give_back(self, node: int) -> bool:
+    def give_back(self, node: int) -> bool:
         """Stop using a node. Return False if it is in use."""
         is_gone = self._members.give_back(node)
         if is_gone:

@@ -37,6 +37,7 @@ from .client_calls import ClientCalls, must_be_known
 from .client_link import ClientLink
 from .coming_nodes import ComingNodes
 from .door import LinkRefused, PassedEnds
+from .handing_over import HandOver
 from .journal import HeadJournal
 from .kept_calls import CallPosition, KeptCall, KeptCalls, KeptOrder
 from .kept_output import KeptOutput
@@ -105,9 +106,14 @@ class Head:
         self._ways = NodeWays(config, engine, self.turns, lent=self._lent, request=self._request, kept=self._kept)
         if not self.was_killed:
             self._ways.are_open.set()
-        self._coming = ComingNodes(engine.members, left=self._on_left)
-        if not config.heads_before:
-            self._coming.are_known.set()
+        self._coming = ComingNodes(engine.members, left=self._on_left, is_first=not config.heads_before)
+        self._handover = HandOver(
+            self._ledger,
+            engine.shared,
+            engine.members,
+            give_back=self._coming.give_back,
+            ask=self._ask_if_it_came,
+        )
         self._requests = Requests(
             self._tell,
             self._later_on,
@@ -562,6 +568,8 @@ class Head:
             "there": lambda: engine.members.there,
             "is_idle": lambda: engine.members.is_idle,
             "expect": engine.members.expect,
+            "may_hand_over": self._handover.may_go,
+            "shared_from": self._handover.take,
             "shared_withdraw": self._on_shared(engine.shared.withdraw),
             "shared_forget": self._on_shared(engine.shared.forget),
             "shared_end": lambda number: self._on_shared(engine.shared.end)(number) or self._shared.pop(number, None),
@@ -573,6 +581,7 @@ class Head:
             "use": self._use,
             "go_on_after": self._go_on_after,
             **self._coming.verbs,
+            "hand_over": partial(self._coming.once_known, self._handover.go),
             "ray_stands": self._ways.drive,
             "ask": engine.questions.ask,
             "cancel_all": engine.cancel_all,
@@ -629,6 +638,8 @@ class Head:
 
     def _share(self, answer: Answer, number: int, fields: tuple[Any, ...]) -> None:
         """Carry out a request of the program. The reply comes with its answer."""
+        if self._handover.is_over:
+            return  # the next head is asked
         session, future = self.engine.shared.begin_fields(fields)
         self._shared[number] = session
         future.add_done_callback(lambda done: _answer(answer, done))

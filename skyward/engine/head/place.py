@@ -44,8 +44,8 @@ class HeadPlace(Protocol):
         """Return such a command by the login of a machine that took the place of its node's; empty if there is none."""
         ...
 
-    def stop(self) -> None:
-        """End the process, if it has not ended. Idempotent."""
+    def stop(self, *, at_once: bool = False) -> None:
+        """End the process, if it has not ended. Idempotent. `at_once`: it was not told to end by itself."""
         ...
 
     def forget_in_child(self) -> None:
@@ -115,7 +115,7 @@ class LocalHead:
     def channel_by(self, machine: Machine) -> tuple[str, ...]:
         return ()
 
-    def stop(self) -> None:
+    def stop(self, *, at_once: bool = False) -> None:
         process, self._process = self._process, None
         if process is None:
             return
@@ -205,13 +205,14 @@ class NodeHead:
         assert self._leased is not None
         Keeper.of_this_process().forget(self._leased)
 
-    def stop(self) -> None:
+    def stop(self, *, at_once: bool = False) -> None:
         leased, self._leased = self._leased, None
         if leased is None:
             return
         Keeper.of_this_process().forget(leased)
+        words = *leased.process, "0" if at_once else f"{_END_S:g}"
         with contextlib.suppress(SkywardError, TimeoutError, OSError):  # its lease ends it
-            self._login.run("node.agent.outside", "end", (*leased.process, f"{_END_S:g}"), timeout_s=2 * _END_S)
+            self._login.run("node.agent.outside", "end", words, timeout_s=2 * _END_S)
 
     def forget_in_child(self) -> None:
         self._leased = None

@@ -117,6 +117,16 @@ class RayRaiser:
         is_detached: bool = False,
     ) -> None:
         self._emit, self._failed, self._on_up, self._is_detached = emit, failed, on_up, is_detached
+        self.fresh: Callable[[], RayRaiser] = lambda: RayRaiser(
+            image,
+            emit=emit,
+            failed=failed,
+            on_up=on_up,
+            after_s=after_s,
+            pause_s=pause_s,
+            is_detached=is_detached,
+        )
+        """Makes another one with the same options, which has begun nothing."""
         self._after_s, self._first_pause_s = after_s, pause_s
         self._image = Image(
             pip=(f"ray=={RAY_VERSION}",),
