@@ -118,7 +118,7 @@ class OtherHeads:
 
     def start(self) -> HeadCommand:
         """Start the first head, and return the command that reaches it. Raises ProviderError."""
-        self.node = 0 if self._ledger.machines else None
+        self.node = None if self._are_apart and not self._is_gated else 0
         self._machine = self._machine_now if self._is_gated else None
         return self._command(self._place, 0, self._place.start(self._config))
 
