@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
-import errno
 import logging
 import math
 import os
@@ -15,7 +14,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
@@ -27,27 +26,28 @@ from ..console.logs import LogFiles, LogLines
 from ..core import interrupts
 from ..core.user_lines import warn_user
 from ..errors import NodeLost, PoolClosed, SkywardError, Unreachable, UsageError
-from ..events import EngineLost, EngineUp, Event, Overlooked, PoolReady, PoolStarted
+from ..events import Event, Overlooked, PoolReady, PoolStarted
 from ..events import PoolClosed as ClosedEvent
-from ..providers.base import Provider, least_billed_s, may_have_head
-from ..providers.user_data import LEASE_FILE
+from ..providers.base import Provider, least_billed_s
 from ..schedule.scaling import Bounds
 from ..state.live import LivePool
 from ..state.presence import Presence
 from ..values.machine import LogSink, Machine, PoolSpec
 from .detaching import Detachment, has_ended, reach_all
-from .engines import Way, did_not_come_up
+from .engine_maker import EngineMaker, import_engine
+from .engines import Way
+from .failed_starts import lacks_room, lease_ended
 from .guests import Guests
+from .image_checks import checked_spec
 from .machines import PoolMachines
 from .oversights import Oversights
 from .replacement import Replaceable, make_way, withdraw
 from .scaler import PoolScaler, Sizing
 
-if TYPE_CHECKING:  # `_import_engine` imports them while the machines start
+if TYPE_CHECKING:  # `import_engine` imports them while the machines start
     from ..console.console import Console
     from ..engine.engine import Engine
     from ..engine.hosted import HostedEngine
-    from ..engine.ray.raiser import RayRaiser
     from ..engine.task_events import TaskCounts
     from ..state.detached import DetachedPool
     from .dispatch import Dispatch
@@ -55,10 +55,6 @@ if TYPE_CHECKING:  # `_import_engine` imports them while the machines start
 _log = logging.getLogger(__name__)
 
 V = TypeVar("V")
-
-_WANT_OF_ROOM = frozenset(
-    (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.E2BIG, errno.EFBIG)
-)
 
 _START_S = 60.0
 """Seconds that a rented machine is assumed to take until its first call, before one was started."""
@@ -157,12 +153,12 @@ class PoolLife:
             if self._engine is not None:
                 raise UsageError(f"{pool!r}: is open already; close it first, or make another pool")
             self.spec = dataclasses.replace(
-                self.spec, stop=threading.Event(), meanwhile=partial(_import_engine, self.way)
+                self.spec, stop=threading.Event(), meanwhile=partial(import_engine, self.way)
             )
             if self.detachment is not None:
                 self.detachment.begin(self.label)
             if self._known is None:
-                self._check_image()
+                self.spec = checked_spec(self.provider, self.spec)
             make_way(pool, self.label, frame)
             self._ended_by = None
             presence = self._make_presence()
@@ -208,7 +204,7 @@ class PoolLife:
             self._undo_start(engine, error)
             if self._ended_by is not None and error is not self._ended_by:
                 raise self._ended_by from error
-            if _lacks_room(error):
+            if lacks_room(error):
                 raise UsageError(
                     f"{pool!r}: cannot be started: {error}. This machine, its control group or `ulimit` has no "
                     "room; free some, or raise the limit"
@@ -410,81 +406,23 @@ class PoolLife:
         return packed_initializer(self._initializer)
 
     def _make_engine(self, initializer: bytes | None, launched: list[Machine]) -> Engine:
-        if self.way is not Way.DIRECT or self.detachment is not None:
-            return self._make_hosted(initializer, launched)
-        from ..engine.direct import DirectEngine
-
-        return DirectEngine(
-            self.name,
-            cancel_grace_s=self.spec.cancel_grace_s,
-            lines=self._lines,
-            mask=self.spec.image.masker(),
-            initializer=initializer,
-            emit=self.announcer.emit,
-            kept=self.sizing.kept,
-            default_timeout_s=self._default_timeout_s,
-            direct_transfers=self.spec.direct_transfers,
-        )
-
-    def _make_raiser(self) -> RayRaiser:
-        from ..engine.ray.raiser import RayRaiser
-        from ..state.ray_losses import forget_loss, note_loss
-
-        end_early, is_detached = weakref.WeakMethod(self._end_early), self.detachment is not None
-        name, tell = self.label or self.name, self.announcer.emit
-
-        def failed(reason: str, is_cut: bool) -> None:
-            note_loss(name, reason)
-            _call_if_alive(end_early(), did_not_come_up(reason, is_cut=is_cut, is_detached=is_detached))
-
-        def emit(event: Event) -> None:
-            match event:
-                case EngineLost(reason=reason):
-                    note_loss(name, reason)
-                case EngineUp():
-                    forget_loss()
-            tell(event)
-
-        needs_ray = self.way is Way.RAY and self._known is None  # a pool that another client left goes on without
-        return RayRaiser(
-            self.spec.image,
-            emit=emit,
-            failed=failed if needs_ray else None,
-            on_up=_nothing if self.detachment is None else self.detachment.go_alone,
-            after_s=self.ray_after_s,
-            is_detached=is_detached,
-        )
-
-    def _make_hosted(self, initializer: bytes | None, machines: list[Machine]) -> Engine:
-        """Make an engine whose scheduler is in a head: beside the first node, or here if there is none to log in to."""
-        from ..engine.head.messages import HeadConfig
-        from ..engine.head.place import head_here, head_on
-        from ..engine.hosted import HostedEngine
-        from ..engine.transfers import make_keys
-
-        detachment, are_apart = self.detachment, may_have_head(self.provider)
-        config = HeadConfig(
+        end_early = weakref.WeakMethod(self._end_early)
+        maker = EngineMaker(
             pool=self.name,
-            cancel_grace_s=self.spec.cancel_grace_s,
-            secrets=self.spec.image.secret_values(),
-            initializer=initializer,
+            label=self.label,
+            provider=self.provider,
+            spec=self.spec,
             kept=self.sizing.kept,
             default_timeout_s=self._default_timeout_s,
-            direct_transfers=self.spec.direct_transfers,
-            transfer_keys=make_keys() if self.spec.direct_transfers and are_apart else None,
-            detached_for_s=0.0 if detachment is None else detachment.for_s,
-            warning_s=0.0 if detachment is None else detachment.warning_s,
-            attach_key="" if detachment is None else detachment.key,
-            lease_file=LEASE_FILE if self.provider.is_rented and detachment is not None else "",
-            blueprint=b"" if detachment is None or detachment.was_known else detachment.blueprint(self.spec),
+            initializer=initializer,
+            way=self.way,
+            ray_after_s=self.ray_after_s,
+            detachment=self.detachment,
+            lines=self._lines,
+            emit=self.announcer.emit,
+            failed=lambda error: _call_if_alive(end_early(), error),
         )
-        config, place = head_on(machines[0], config) if machines else head_here(config)
-        raiser = self._make_raiser() if self.way in (Way.RAY, Way.RAY_OR_LENT) and are_apart else None
-        if detachment is not None:
-            return detachment.engine(config, machines[0], self._lines, self.announcer.emit, raiser)
-        return HostedEngine(
-            config, place, lines=self._lines, emit=self.announcer.emit, raiser=raiser, are_apart=are_apart
-        )
+        return maker.make(launched)
 
     def _make_dispatch(self, engine: Engine) -> Dispatch:
         from .dispatch import Dispatch
@@ -516,7 +454,7 @@ class PoolLife:
                 raise has_ended(self._known, launched[0]) from error
             raise
         except (Unreachable, NodeLost) as error:
-            if (why := _lease_ended(launched, error)) is not None:
+            if (why := lease_ended(launched, error)) is not None:
                 raise why from error
             raise
         if self._ended_by is not None:
@@ -702,78 +640,6 @@ class PoolLife:
                     self.detachment.ended("because its program closed it")
             if scaler is not None:
                 scaler.join()
-
-    def _warn_unused(self) -> None:
-        unused = self.spec.image.unused_fields(self.provider.acts_on_image)
-        if unused:
-            warn_user(
-                f"Image: {', '.join(unused)} has no effect with {self.provider!r}, whose nodes use this environment; "
-                "install here what the calls need"
-            )
-
-    def _check_image(self) -> None:
-        """Warn of ineffective fields and likely failures, and collect the user's code, before anything costs money."""
-        image, acting = self.spec.image, self.provider.acts_on_image
-        if image.container and "container" not in acting:
-            raise UsageError(
-                f"Image.container={image.container!r}: {self.provider!r} runs calls in this interpreter; install "
-                'podman, and use sky.SSH(hosts=["localhost"])',
-                field="container",
-                value=image.container,
-            )
-        self._warn_unused()
-        if self.provider.shares_files or "pip" not in self.provider.acts_on_image:
-            return
-        from ..bootstrap.code import gather
-        from ..bootstrap.preflight import check
-
-        code = gather(self.spec.image)
-        check(self.spec.image, code, architecture=self.spec.architecture, resolves=self.provider.is_rented)
-        self.spec = dataclasses.replace(self.spec, code=code)
-
-
-def _nothing() -> None:
-    """Do nothing."""
-
-
-def _import_engine(way: Way) -> None:
-    """Import the larger half of the client, which takes as long as an agent needs to start."""
-    from ..console import console
-    from . import dispatch
-
-    if way is Way.DIRECT:
-        from ..engine import direct
-
-        del direct
-    else:
-        from ..engine import hosted
-        from ..engine.head import place
-
-        del hosted, place
-    del console, dispatch
-
-
-def _lacks_room(error: BaseException) -> bool:
-    """Return whether descriptors, threads, processes, memory or disk space ran out."""
-    if isinstance(error, SkywardError):
-        return False
-    lacks = isinstance(error, OSError) and error.errno in _WANT_OF_ROOM
-    return lacks or isinstance(error, MemoryError) or str(error).startswith("can't start new thread")
-
-
-def _lease_ended(machines: Iterable[Machine], error: Unreachable | NodeLost) -> Unreachable | None:
-    """Return the likely reason why a node does not answer: its lease ended in the start, when nobody renews it."""
-    now = time.monotonic()
-    leases = [
-        machine.lease_s for machine in machines if machine.leased_at and now - machine.leased_at > machine.lease_s
-    ]
-    if not leases:
-        return None
-    return Unreachable(
-        f"lease_s={leases[0]:g}: nobody reached the nodes for that long after their agents began, so they ended; set "
-        f"a longer lease_s, such as 60 ({error})",
-        node=error.node,
-    )
 
 
 def _describe(error: BaseException) -> str:

@@ -1,0 +1,36 @@
+"""Checks of a pool's image before anything costs money: ineffective fields, and likely failures on the nodes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ..core.user_lines import warn_user
+from ..errors import UsageError
+from ..providers.base import Provider
+from ..values.machine import PoolSpec
+
+
+def checked_spec(provider: Provider, spec: PoolSpec) -> PoolSpec:
+    """Warn of what the image asks for in vain, and return the request with the user's code. Raises UsageError."""
+    image, acting = spec.image, provider.acts_on_image
+    if image.container and "container" not in acting:
+        raise UsageError(
+            f"Image.container={image.container!r}: {provider!r} runs calls in this interpreter; install "
+            'podman, and use sky.SSH(hosts=["localhost"])',
+            field="container",
+            value=image.container,
+        )
+    unused = image.unused_fields(acting)
+    if unused:
+        warn_user(
+            f"Image: {', '.join(unused)} has no effect with {provider!r}, whose nodes use this environment; "
+            "install here what the calls need"
+        )
+    if provider.shares_files or "pip" not in acting:
+        return spec
+    from ..bootstrap.code import gather
+    from ..bootstrap.preflight import check
+
+    code = gather(image)
+    check(image, code, architecture=spec.architecture, resolves=provider.is_rented)
+    return dataclasses.replace(spec, code=code)
