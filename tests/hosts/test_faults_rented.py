@@ -17,7 +17,6 @@ import pytest
 import skyward as sky
 from skyward.errors import HostKeyChanged, NoCapacity, NodeError, Preempted, Unreachable
 from skyward.events import Event, NodeReplaced, PhaseStarted, PreemptionNotice
-from tests.engines import without_ray
 from tests.hosts.bed import ROOT
 from tests.hosts.ec2 import Ec2
 from tests.hosts.faults import EPSILON_S, client_processes
@@ -121,7 +120,7 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("moment", ["launched", "bootstrapping", "a call"])
 def test_the_keeper_ends_the_machines_of_a_killed_client(ec2: Ec2, start: Start, moment: str) -> None:
     process = start("auto" if moment == "a call" else "direct")
     says(process, MOMENTS[moment])
@@ -148,7 +147,6 @@ def test_machines_end_by_themselves_when_client_and_keeper_are_killed(ec2: Ec2, 
     [
         ("launched", ("SIGINT", "SIGINT")),
         ("connecting", ("SIGINT",)),
-        ("a call", ("SIGINT", "SIGINT")),
         ("a call", ("SIGINT", "SIGINT", "SIGINT", "SIGINT")),
         ("launched", ("SIGTERM",)),
         ("a call", ("SIGTERM",)),
@@ -180,12 +178,6 @@ def pool_on(ec2: Ec2, index: PackageIndex, **options: object) -> sky.ComputePool
         **options,
     }
     return sky.ComputePool(**arguments)  # type: ignore[arg-type]
-
-
-def headed_pool_on(ec2: Ec2, index: PackageIndex, **options: object) -> sky.ComputePool:
-    """Return a pool with a head that never has Ray."""
-    pool = pool_on(ec2, index, engine="auto", **options)
-    return without_ray(pool)
 
 
 def test_a_machine_that_never_boots_ends_the_start_and_both(
@@ -247,75 +239,8 @@ def test_machines_whose_create_call_had_no_answer_are_found_and_ended(
     until(lambda: ec2.left() == [], GONE_S)
 
 
-def test_calls_on_a_reclaimed_machine_say_so_and_it_is_replaced(
-    ec2: Ec2, package_index: PackageIndex, runtime: Path
-) -> None:
-    @sky.compute
-    def hang() -> None:
-        time.sleep(600)
-
-    with pool_on(ec2, package_index, allocation="spot") as pool:
-        futures = [hang() > pool for _ in range(2)]
-        until(lambda: all(future.running() for future in futures))
-        taken = ec2.machines("running")[0]
-        ec2.interrupt(taken.id, in_s=0.5)
-        (lost,), (other,) = wait(futures, 100, FIRST_COMPLETED)
-        assert isinstance(lost.exception(), Preempted)
-        other.cancel()
-        assert sky.compute(abs)(-1).with_options(retries=5) @ pool == [1, 1]
-        assert len(ec2.machines("running")) == 2
-    until(lambda: ec2.left() == [], GONE_S)
-
-
-def test_calls_of_reclaimed_machines_say_so_behind_a_head_and_when_the_head_is_one_of_them(
-    ec2: Ec2, package_index: PackageIndex, runtime: Path
-) -> None:
-    where, go = sky.compute(lambda: os.uname().nodename), "/tmp/go"
-
-    @sky.compute
-    def wait() -> str:
-        while not os.path.exists(go):
-            time.sleep(0.01)
-        return os.uname().nodename
-
-    def running_on(pool: sky.ComputePool) -> list[sky.Future[str]]:
-        futures = [wait() > pool.node(node) for node in range(2)]
-        until(lambda: all(future.running() for future in futures))
-        return futures
-
-    def machine_of(name: str) -> str:
-        (found,) = [machine.id for machine in ec2.machines("running") if machine.name == name]
-        return found
-
-    def reclaim(name: str) -> None:
-        ec2.interrupt(machine_of(name), in_s=0.5)
-
-    with headed_pool_on(ec2, package_index, allocation="spot") as pool:
-        first, second = where() @ pool
-        kept, lost = running_on(pool)
-        reclaim(second)
-        with pytest.raises(Preempted):
-            lost.result(60)
-        third = where().with_options(retries=5) >> pool.node(1)
-        assert third != second
-
-        (gone,) = [wait() > pool.node(1)]
-        until(gone.running)
-        waiting = where().with_options(retries=1) > pool.node(0)
-        reclaim(first)
-        with pytest.raises(Preempted):
-            kept.result(60)
-        ec2.host(machine_of(third)).write(go, "")
-        assert gone.result(60) == third
-        assert waiting.result(100) not in (first, second, third)
-        assert (where() @ pool)[1] == third
-        assert len(ec2.machines("running")) == 2
-    until(lambda: ec2.left() == [], GONE_S)
-
-
-@pytest.mark.parametrize("is_headed", [False, True], ids=["direct", "head"])
 def test_a_machine_with_a_notice_is_relieved_before_it_goes(
-    ec2: Ec2, package_index: PackageIndex, runtime: Path, is_headed: bool
+    ec2: Ec2, package_index: PackageIndex, runtime: Path
 ) -> None:
     @sky.compute
     def until_told() -> int:
@@ -332,8 +257,7 @@ def test_a_machine_with_a_notice_is_relieved_before_it_goes(
         return -1 if info is None else info.node
 
     seen: list[Event] = []
-    make = headed_pool_on if is_headed else pool_on
-    with make(ec2, package_index, allocation="spot", on_event=seen.append) as pool:
+    with pool_on(ec2, package_index, allocation="spot", on_event=seen.append) as pool:
         name = sky.compute(lambda: os.uname().nodename)() >> pool.node(0)
         (first, second) = [until_told() > pool for _ in range(2)]
         until(lambda: first.running() and second.running())
@@ -351,21 +275,30 @@ def test_a_machine_with_a_notice_is_relieved_before_it_goes(
     until(lambda: ec2.left() == [], GONE_S)
 
 
-def test_a_reclaimed_machine_is_replaced_and_a_map_is_complete(
+def test_a_reclaimed_machine_is_replaced_its_calls_say_so_and_a_map_is_complete(
     ec2: Ec2, package_index: PackageIndex, runtime: Path
 ) -> None:
+    @sky.compute
+    def hang() -> None:
+        time.sleep(600)
+
     @sky.compute(retries=5)
     def slow(x: int) -> int:
         time.sleep(0.02)
         return x
 
-    with pool_on(ec2, package_index, allocation="spot") as pool:
+    with pool_on(ec2, package_index, allocation="spot", concurrency=2) as pool:
+        hanging = [hang() > pool.node(node) for node in range(2)]
+        until(lambda: all(future.running() for future in hanging))
         values = pool.imap(slow, range(1000))
         got = [next(values) for _ in range(20)]
         first = ec2.machines("running")[0]
         ec2.interrupt(first.id, in_s=0.5)
         got.extend(values)
         assert got == list(range(1000))
+        (lost,), (other,) = wait(hanging, 100, FIRST_COMPLETED)
+        assert isinstance(lost.exception(), Preempted)
+        other.cancel()
         assert sky.compute(abs)(-1).with_options(retries=5) @ pool == [1, 1]
         assert first.id not in {machine.id for machine in ec2.machines("running")}
         assert len(ec2.machines("running")) == 2
