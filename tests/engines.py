@@ -28,6 +28,7 @@ __all__ = [
     "journaled_pool",
     "leave",
     "next_client",
+    "permitted_calls",
     "raised_pool",
     "ray_pool",
     "without_ray",
@@ -125,6 +126,13 @@ def gated_pool(**options: Any) -> sky.ComputePool:
 
     life._make_engine = make  # type: ignore[method-assign]
     return pool
+
+
+def permitted_calls(pool: sky.ComputePool) -> int:
+    """Return how many calls may begin beside the head before the program of the pool knows of that."""
+    engine, _ = pool._life.running()  # users never hold the engine
+    assert isinstance(engine, HostedEngine)
+    return engine._calls.permitted  # users have no use for it
 
 
 def is_moving(pool: sky.ComputePool, ref: sky.Ref[Any]) -> bool:

@@ -525,6 +525,7 @@ class HostedEngine:
         return {
             "actor_moved": self._actor_moved,
             "came": lambda: None,
+            "forbid": self._forbid,
             "inputs_at": self._inputs_at,
             "retried": self._retried,
             "thing": lambda kind, name, is_there: self._heads.note_thing((kind, name), is_there=is_there),
@@ -538,6 +539,9 @@ class HostedEngine:
 
     def _retried(self, number: int, left: tuple[Any, ...]) -> None:
         self._calls.retried(number, left)
+
+    def _forbid(self, numbers: list[int]) -> None:
+        self._calls.forbid(numbers)
 
     def _inputs_at(self, number: int, positions: dict[int, tuple[Any, ...]]) -> None:
         self._calls.inputs_at(number, positions)

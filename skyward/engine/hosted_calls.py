@@ -10,7 +10,7 @@ calls to another one, and says how far it is with each (`head.taken_up` has the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Any, NamedTuple
@@ -350,6 +350,20 @@ class HostedCalls:
         progress = self._progress.get(number)
         if progress is not None:
             progress.left = left
+
+    @property
+    def permitted(self) -> int:
+        """Number of open calls that may begin beside the head before they are known here."""
+        return self._permitted
+
+    def forbid(self, numbers: Iterable[int]) -> None:
+        """Note that calls which wait in the head begin beside it only once they are known here."""
+        with self._ledger:
+            for number in numbers:
+                progress = self._progress.get(number)
+                if progress is not None and progress.is_permitted:
+                    progress.is_permitted = False
+                    self._permitted -= 1
 
     def told_why(self, number: int, why: str) -> None:
         """Note why a call waits, as the head has told. Needs no lock: it is called where frames are read."""

@@ -163,6 +163,15 @@ def test_a_call_that_an_earlier_head_had_is_in_doubt_unless_it_cannot_have_run_t
     assert client.doubtful() == {number}
 
 
+def test_a_call_that_waits_in_the_head_is_in_no_doubt_once_it_may_not_begin_unknown(client: Client) -> None:
+    permitted, waiting = (client.submit(None, is_begun=False) for _ in range(2))
+    assert client.calls.permitted == 2
+    client.calls.forbid([waiting, waiting, 99])
+    assert client.calls.permitted == 1
+    client.change_head(lost=frozenset({0}), beside=frozenset({0}))
+    assert client.doubtful() == {permitted}
+
+
 def test_a_doubt_is_kept_for_all_heads_to_come(client: Client) -> None:
     number = client.submit(None)
     client.calls.doubt(0)

@@ -16,7 +16,7 @@ import skyward as sky
 from skyward.errors import ActorLost, NodeLost, RefLost, StateLost
 from skyward.testing.engine_suite import appear, wait_for
 from tests.engine.test_hosted_faults import heads_of
-from tests.engines import gated_pool, hosted_pool
+from tests.engines import gated_pool, hosted_pool, permitted_calls
 from tests.waiting import until
 
 _LIMIT_S = 60.0
@@ -346,6 +346,24 @@ def test_gangs_with_ranks_on_a_node_that_is_lost_with_the_head_start_again_if_th
         assert safe.result(_LIMIT_S) == [0]
         assert [again.result(_LIMIT_S), waiting.result(_LIMIT_S)] == [[1, 1], [0, 0]]
         assert {path.read_text() for path in tmp_path.glob("*-[01]-[01]")} == {"x"}
+
+
+def test_calls_that_wait_for_the_only_node_begin_although_it_is_lost_with_the_head(tmp_path: Path) -> None:
+    others = heads_of(os.getpid())
+    record = sky.compute(record_and_wait).with_options(timeout_s=_LIMIT_S)  # such calls wait in the head
+    with gated_pool(nodes=1, concurrency=1, logs=False) as pool:
+        lost = record(tmp_path, "lost") > pool
+        waiting = [record(tmp_path, f"waiting-{number}") > pool for number in range(3)]
+        wait_for(tmp_path / "lost-0-0")
+        until(lambda: permitted_calls(pool) == 1)
+        kill_head(*others, with_process=pool.agent_pids()[0])
+        with pytest.raises(NodeLost, match="may have begun"):
+            lost.result(_LIMIT_S)
+        for number in range(3):
+            appear(tmp_path / f"waiting-{number}-0-0-go")
+        for future in waiting:
+            future.result(_LIMIT_S)
+        assert {path.read_text() for path in tmp_path.glob("waiting-?-0-0")} == {"x"}, "each ran once"
 
 
 def test_calls_of_a_node_that_is_lost_with_the_head_are_in_doubt(tmp_path: Path) -> None:

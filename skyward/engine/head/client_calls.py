@@ -37,6 +37,7 @@ from .messages import ActorMessage, CallMessage, GangMessage, OpenCall, unpack_c
 from .plain import dump_plain, load_plain
 from .references import ClientReferences, Place
 from .requests import Answer
+from .start_permits import StartPermits
 
 
 @dataclass(eq=False, kw_only=True)
@@ -213,8 +214,6 @@ class ClientCalls:
     """Tells the client the node of an actor."""
     kept: KeptCalls | None = None
     """Calls that another client may take; None: the pool ends with this client."""
-    permitted: set[int] = field(default_factory=set)
-    """Calls that have no task yet, and may begin beside the head before the client knows of that."""
     early: dict[int, EarlyCall] | None = None
     """Calls that wait until the head knows what its nodes have; None: calls begin as they come."""
     early_actors: list[tuple[LiveActor, ActorMessage]] = field(default_factory=list)
@@ -225,15 +224,20 @@ class ClientCalls:
     """Tells the client the retries that are left to a call."""
     told_of_inputs: Callable[[int, dict[int, tuple[Any, ...]]], object] = lambda number, positions: None
     """Tells the client how far the iterators are of a call that runs."""
+    told_to_forbid: Callable[[list[int]], object] = lambda numbers: None
+    """Tells the client calls that begin beside the head only once it knows of that."""
     first_fed: int = 0
     """Number of the first call whose client may be there, and feed its iterators."""
     inputs: FedInputs = field(init=False)
     """Iterators of the calls."""
+    permits: StartPermits = field(init=False)
+    """Permissions of the calls."""
     handlers: dict[int, Callable[[Frame], object]] = field(init=False)
     """Handlers by kind of frame."""
 
     def __post_init__(self) -> None:
         streams = self.engine.streams
+        self.permits = StartPermits(self._task_of, self.told_to_forbid)
         self.inputs = FedInputs(
             self.engine,
             self.told_of_inputs,
@@ -252,6 +256,10 @@ class ClientCalls:
             FrameKind.FETCH: self._on_fetch,
         }
 
+    def _task_of(self, number: int) -> ClientTask | None:
+        task = self.engine.ledger.tasks.get(number)
+        return task if isinstance(task, ClientTask) else None
+
     # From the client ------------------------------------------------------------------------------------------------
 
     def _on_call(self, frame: Frame) -> None:
@@ -264,7 +272,7 @@ class ClientCalls:
                 unpack_options(message.options),
             )
             if frame.flags & PERMITTED:
-                self.permitted.add(frame.ident)
+                self.permits.give(frame.ident)
             if self.early is not None:
                 self.early[frame.ident] = EarlyCall(frame.body, message, call)
                 return
@@ -307,9 +315,7 @@ class ClientCalls:
             client=self,
             count=message.calls,
         )
-        if number in self.permitted:
-            self.permitted.remove(number)
-            task.is_permitted = True
+        task.is_permitted = self.permits.take(number)
         if not message.in_bulk:
             task.in_bulk = False
         return task

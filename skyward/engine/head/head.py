@@ -240,6 +240,7 @@ class Head:
             early={} if self._config.heads_before else None,
             told_of_retry=partial(self._requests.tell, "retried"),
             told_of_inputs=partial(self._requests.tell, "inputs_at"),
+            told_to_forbid=partial(self._requests.tell, "forbid"),
             first_fed=self.turns.first_fed,
         )
 
@@ -386,6 +387,12 @@ class Head:
             "is_ending": self.turns.is_ending,
             "lost": [] if self._kept is None else self._kept.state.get("lost", []),
         }
+
+    def recall_permits(self) -> None:
+        """Let calls that have waited begin only once the client knows of that. A journal would tell it."""
+        with self._ledger:
+            if self._calls is not None and self._kept is None:
+                self._calls.permits.recall()
 
     def warn_of_end(self) -> None:
         """Warn once if a detached pool will end soon, because no client is there."""

@@ -100,6 +100,7 @@ def _run(config: HeadConfig, listener: socket.socket, path: str, lease: Lease | 
             lease.renew()
         head.tell_kept_output()
         head.settle()
+        head.recall_permits()
         head.warn_of_end()
     if turns.is_detached:
         write_last_words(config.folder, turns.last_words)
