@@ -261,10 +261,10 @@ class Ledger:
         """Call `action(subject, attempt)` after `delay_s`.
 
         Deadlines are not removed when their call ends, which most calls do long before. So they hold numbers, which
-        keep no task alive, and `action` has to check that its subject still exists.
+        keep no task alive, and `action` has to check that its subject still exists. 0 stands for no call.
         """
         if len(self._deadlines) > 1000 + 4 * len(self.tasks):  # mostly outdated: keep those of open calls
-            self._deadlines = [d for d in self._deadlines if d[3] in self.tasks or d[3] in self.gangs]
+            self._deadlines = [d for d in self._deadlines if not d[3] or d[3] in self.tasks or d[3] in self.gangs]
             heapq.heapify(self._deadlines)
         heapq.heappush(self._deadlines, (self.now() + delay_s, next(self.numbers), action, subject, attempt))
         self.watcher.wake()

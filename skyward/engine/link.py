@@ -315,6 +315,11 @@ class NodeLink(Readable, LineEnd):
     def tell_agent(self, kind: int, ident: int, body: bytes = b"") -> None:
         self.channel.queue(kind, ident, body)
 
+    @property
+    def unsent(self) -> int:
+        """Number of tasks that wait here before they are sent."""
+        return 0
+
     def send_task(self, task: Task) -> None:
         """Send a task, preceded by the function and blobs that the node does not have.
 

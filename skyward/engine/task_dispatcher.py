@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from ..schedule.actions import Action, FailTask, Recall, Send
+from ..schedule.home import LOOK_S
 from ..values.devices import Grant
 from ..wire.blobs import Blob
 from ..wire.channel import ChannelClosed
@@ -78,6 +79,8 @@ class TaskDispatcher:
         """Functions to call with the number of a task when it leaves the ledger, by task. Most calls have none."""
         self.on_cancelled: list[Callable[[int], object]] = []
         """Functions to call with the number of each task that is about to be stopped."""
+        self._is_looking = False
+        """Whether a look of the scheduler at its home node is due."""
         self._taken_up: set[int] = set()
         """Tasks that another engine has sent, with their functions and blobs."""
         self.on_wanted: Callable[[NodeLink], object] = lambda link: None
@@ -176,6 +179,7 @@ class TaskDispatcher:
             need=task.options.need,
             in_bulk=task.in_bulk,
             is_of_many=is_of_many,
+            is_typical=task.calls == 1,
         )
 
     def recall(self) -> None:
@@ -229,6 +233,15 @@ class TaskDispatcher:
                 actions += self._fail(action)
             else:
                 self.handlers[type(action)](action)
+        if self._ledger.scheduler.needs_look and not self._is_looking:
+            self._is_looking = True
+            self._ledger.at(LOOK_S, self._look, 0, 0)
+
+    def _look(self, _call: int, _attempt: int) -> None:
+        self._is_looking = False
+        scheduler = self._ledger.scheduler
+        link = None if scheduler.home is None else self._ledger.links.get(scheduler.home)
+        self.perform(scheduler.look(0 if link is None else link.unsent))
 
     def send(self, task: Task, node: int, *, is_alone: bool = False) -> list[Action]:
         """Send a task to the agent of a node, or by its direct line. Return further actions if it cannot be sent."""

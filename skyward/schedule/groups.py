@@ -144,6 +144,7 @@ class TaskEntry:
     nodes: tuple[int, ...] | None  # allowed nodes; None for any that is not kept
     in_advance: bool = True  # may be sent before a slot is free
     in_bulk: bool = True  # may be one of many that a node gets in advance
+    least_ns: float = 0.0  # expected duration, if that may be longer than the mean
     node: NodeEntry | None = field(default=None, repr=False)
     is_recalled: bool = False
     parent: int | None = None

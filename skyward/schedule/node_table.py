@@ -10,6 +10,7 @@ from collections import OrderedDict
 from itertools import islice
 
 from .groups import Changes, Group, Kind, NodeEntry, Rooms, TaskEntry, Turn
+from .home import Home
 from .resources import PLAIN, Booking, Need, Stock, Supply
 
 SHORT_TASK_NS = 1_000_000_000
@@ -44,6 +45,8 @@ They share that node for a moment although others are idle. In return, one write
 _LEAST_MEAN_NS = 16_000
 """Cost of the shortest task for its slot, overhead included: its agent takes 8 us for it, and the slot 4."""
 _MEAN_WEIGHT = 0.2
+_MOST_UNUSUAL = 8
+"""Multiple of the usual duration that a longer task counts as. A busy machine stops a tiny one for milliseconds."""
 _ROUND_TRIP_STEPS = 16
 """Steps between a round trip and its double. Rounded ones make few kinds of nodes; the error is 6 % at most."""
 _MOST_CHANGES = 4
@@ -80,7 +83,11 @@ class NodeTable:
         """Waiting entries that have chosen nodes."""
         self.booked = 0
         """Nodes whose devices are booked one by one."""
+        self.home: Home | None = None
+        """Node beside the scheduler, if short tasks go there first."""
         self._mean_ns = float(_FIRST_MEAN_NS)
+        self._usual_ns = self._mean_ns
+        """Running mean to which a task that takes much longer than usual adds little."""
         self._has_mean = False
         self._has_far_nodes = False
 
@@ -217,6 +224,7 @@ class NodeTable:
         before, had_mean = self._mean_ns, self._has_mean
         self._mean_ns = now = before + _MEAN_WEIGHT * (elapsed_ns - before)
         self._has_mean = True
+        self._usual_ns += _MEAN_WEIGHT * (min(elapsed_ns, _MOST_UNUSUAL * self._usual_ns) - self._usual_ns)
         if now < SHORT_TASK_NS and not (had_mean and before < SHORT_TASK_NS):
             return True
         return self._has_far_nodes and now < before and before > _LEAST_MEAN_NS
@@ -225,6 +233,7 @@ class NodeTable:
         """Record an estimate for the next tasks, if it is below the running mean. Return whether it is."""
         if expected_ns < self._mean_ns:
             self._mean_ns, self._has_mean = expected_ns, True
+            self._usual_ns = min(self._usual_ns, expected_ns)
             return True
         return False
 
@@ -268,7 +277,9 @@ class NodeTable:
 
     # Room -----------------------------------------------------------------------------------------------------------
 
-    def pick(self, group: Group, turn: Turn, *, ahead: bool, in_bulk: bool = True) -> NodeEntry | None:
+    def pick(
+        self, group: Group, turn: Turn, *, ahead: bool, in_bulk: bool = True, least_ns: float = 0.0
+    ) -> NodeEntry | None:
         """Return the node with the most room for a task, in turns among equals.
 
         Args:
@@ -276,14 +287,16 @@ class NodeTable:
             turn: Turn of the task. Older waiting entries may keep nodes from it.
             ahead: Whether a free slot is not required.
             in_bulk: Whether it may be one of many that the node gets in advance.
+            least_ns: Expected duration of the task, if that may be longer than the mean.
         """
         if self.closings and group.is_closed_to(turn):
             return None
         best: NodeEntry | None = None
         best_room = 0
+        reach_ns = self._reach_ns(group, least_ns) if ahead else math.inf
         for rooms in group.rooms_for(turn):
             room = rooms.top
-            if best is not None and room <= best_room:
+            if rooms.kind[1] > reach_ns or (best is not None and room <= best_room):
                 continue
             if room > 0 or (ahead and room > -self.most_ahead(rooms.kind, in_bulk=in_bulk)):
                 if not self.closings and not self.chosen:
@@ -293,6 +306,8 @@ class NodeTable:
                 node = self._first(rooms, turn, least)
                 if node is not None and (best is None or group.room_of(node) > best_room):
                     best, best_room = node, group.room_of(node)
+        if self.home is not None and reach_ns < math.inf:
+            return self._at_home(self.home, best, best_room, group, turn, reach_ns, in_bulk=in_bulk)
         return best
 
     def is_withheld(self, node: NodeEntry, turn: Turn) -> bool:
@@ -303,8 +318,64 @@ class NodeTable:
 
     def has_place(self, node: NodeEntry, task: TaskEntry) -> bool:
         """Return whether a node has room for a task without numbers, now or in advance."""
+        if self.home is not None and task.nodes is None and task.in_advance and self.leaves_out(node, task):
+            return False
         room = node.room_for(None) if node.is_booked else node.room
         return room > 0 or (task.in_advance and room > -self.most_ahead(node.kind, in_bulk=task.in_bulk))
+
+    # Home -----------------------------------------------------------------------------------------------------------
+
+    def _reach_ns(self, group: Group, least_ns: float = 0.0) -> float:
+        """Return the longest round trip of nodes that are worth a short task of this group; infinity if all are."""
+        home = self.home
+        if home is None or group is not self.open or not self._has_mean or self.closings or self.chosen:
+            return math.inf
+        return home.reach_ns(max(self._usual_ns, least_ns)) if home.node.id in group.members else math.inf
+
+    def _at_home(
+        self,
+        home: Home,
+        other: NodeEntry | None,
+        room: int,
+        group: Group,
+        turn: Turn,
+        reach_ns: float,
+        *,
+        in_bulk: bool,
+    ) -> NodeEntry | None:
+        """Return the home node, unless it has no place for a task, or another one within `reach_ns` has more room."""
+        node = home.node
+        has_place = node.room > 0 or node.room > -self.most_ahead(node.kind, in_bulk=in_bulk)
+        if has_place and (other is None or node.room > room):
+            other, room = node, node.room
+        if room <= 0:
+            far = [each for each in group.rooms_for(turn) if each.kind[1] > reach_ns]
+            for rooms in far:
+                if rooms.count > (rooms.kind == node.kind):  # not the home node alone
+                    home.leave_out(rooms.kind[1])
+        return other
+
+    def leaves_out(self, node: NodeEntry, task: TaskEntry) -> bool:
+        """Return whether a task that may go to any node rather waits for the home node than go to this one."""
+        home = self.home
+        if home is None or node is home.node or node.round_trip_ns <= self._reach_ns(self.open, task.least_ns):
+            return False
+        home.leave_out(node.round_trip_ns)
+        return True
+
+    def takes_back(self) -> bool:
+        """Return whether nodes that were left out are worth a task by now, so that waiting ones must be tried."""
+        home = self.home
+        if home is None or not home.left_out_ns or home.left_out_ns > self._reach_ns(self.open):
+            return False
+        home.left_out_ns = 0.0
+        return True
+
+    @property
+    def content(self) -> NodeEntry | None:
+        """Node whose tasks in advance are not recalled, although others are idle: it runs them sooner."""
+        home = self.home
+        return home.node if home is not None and home.left_out_ns > self._reach_ns(self.open) else None
 
     def preferred(self, numbers: tuple[int, ...], group: Group, turn: Turn) -> NodeEntry | None:
         """Return the one of a few nodes with the most free slots for a task; None if none has one."""

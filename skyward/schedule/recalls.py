@@ -43,8 +43,8 @@ class Recalls:
         """Iterate over tasks to recall, as many as there are idle slots for them, newest first."""
         for group, nodes in list(self._overfull.items()):
             places = group.free_places
-            while places and nodes:
-                node = next(iter(nodes.values()))
+            content = self._nodes.content if places else None
+            while places and (node := next((node for node in nodes.values() if node is not content), None)) is not None:
                 for task in self._waiting_on(node, group):
                     if not places:
                         break

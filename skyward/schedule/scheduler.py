@@ -28,6 +28,7 @@ from itertools import islice
 from .actions import Action, FailGang, FailTask, Recall, Refuse, Send, Settle, StartGang, Unsettle
 from .families import Family, Gangs
 from .groups import Entry, GangEntry, Group, Line, NodeEntry, TaskEntry
+from .home import Home
 from .node_table import NodeTable
 from .reasons import why_blocked
 from .recalls import Recalls
@@ -120,6 +121,38 @@ class Scheduler:
         self._order.changed(known)
         return self._place()
 
+    def set_home(self, node: int) -> None:
+        """Set the node beside this scheduler, where short tasks go first; see `home`."""
+        if self.home != node:
+            self._nodes.home = Home(self._nodes.by_id[node], self._waiting)
+
+    def delay_home(self, delay_ns: float) -> None:
+        """Set the shortest time until a task can begin on the home node; it is 0 at first."""
+        if self._nodes.home is not None:
+            self._nodes.home.delay_ns = delay_ns
+
+    @property
+    def home(self) -> int | None:
+        home = self._nodes.home
+        return None if home is None else home.node.id
+
+    @property
+    def needs_look(self) -> bool:
+        """Return whether `look` is to be called in `LOOK_S` seconds: tasks wait for the home node."""
+        home = self._nodes.home
+        return home is not None and home.is_watched
+
+    def look(self, unsent: int = 0) -> list[Action]:
+        """Find out whether the home node is stuck, and place what waits for it in vain.
+
+        Args:
+            unsent: Tasks of that node that its owner has not sent yet.
+        """
+        if self._nodes.home is None:
+            return []
+        self._nodes.home.look(unsent)
+        return self._place_elsewhere()
+
     def node_lost(self, node: int, *, will_return: bool) -> list[Action]:
         """Record that a node and its tasks are gone. `will_return`: a replacement takes its number soon."""
         lost = self._nodes.by_id.get(node)
@@ -201,6 +234,7 @@ class Scheduler:
         need: Need | None = None,
         in_bulk: bool = True,
         is_of_many: bool = False,
+        is_typical: bool = True,
     ) -> list[Action]:
         """Queue a task, and place it if there is room.
 
@@ -218,18 +252,20 @@ class Scheduler:
             in_bulk: Whether it may be one of many tiny tasks that are sent in advance. False: there are few of them.
             is_of_many: Whether it comes together with others. Short ones fill the free slots of one node after the
                 other, so that one write carries several of them.
+            is_typical: Whether it takes as long as others, if `expected_ns` does not say it.
         """
+        least_ns = expected_ns or (0.0 if is_typical else math.inf)
         are_shorter = expected_ns is not None and self._nodes.expect(expected_ns)
         is_plain = nodes is None and need is None and parent is None and not (is_rerun or are_shorter)
         if is_plain and (line := self._waiting.line_of(self._nodes.open)) is not None and not line.is_ready:
             # Many calls wait like this one, and whatever keeps them keeps it too.
-            self._tasks[task] = made = TaskEntry(task, None, in_advance, in_bulk)
+            self._tasks[task] = made = TaskEntry(task, None, in_advance, in_bulk, least_ns)
             made.prefer = prefer
             self._waiting.append_to(line, made)
-            return []
+            return self._place_elsewhere() if self._nodes.takes_back() else []
         # Nested calls are never sent in advance: behind a task that waits for them they would never start.
         made = TaskEntry(task, nodes, in_advance and parent is None and need is None, parent=parent, need=need)
-        made.prefer, made.in_bulk = prefer, in_bulk
+        made.prefer, made.in_bulk, made.least_ns = prefer, in_bulk, least_ns
         if self._nodes.are_gone(nodes):
             return [FailTask(task, nodes[0] if nodes else None, False)]
         group = self._nodes.group(nodes, need)
@@ -365,7 +401,10 @@ class Scheduler:
         ended = self._tasks.get(task)
         if ended is None:
             return []
-        if elapsed_ns is not None and self._nodes.took(elapsed_ns):
+        home = self._nodes.home
+        if home is not None and ended.node is home.node:
+            home.task_ended()
+        if (elapsed_ns is not None and self._nodes.took(elapsed_ns)) or self._nodes.takes_back():
             self._waiting.wake(self._nodes.open)
         elif (successor := self._let_next_follow(ended)) is not None:
             return [successor]
@@ -390,6 +429,7 @@ class Scheduler:
             or not node.takes_more
             or node.id not in line.group.members
             or (node.stock is not None and node.stock.devices)
+            or self._nodes.leaves_out(node, first)
             or -node.room != self._nodes.most_ahead(node.kind, in_bulk=first.in_bulk)
             or node.sent.get(ended.id, ended) is not None
         ):
@@ -524,6 +564,11 @@ class Scheduler:
                 actions.append(Recall(sent.id, sent.node.id))
         return actions
 
+    def _place_elsewhere(self) -> list[Action]:
+        """Place tasks that have waited for the home node on others."""
+        self._waiting.wake(self._nodes.open)
+        return self._place()
+
     def recall(self) -> list[Action]:
         """Recall tasks that wait on a node while slots of another are idle. End the time of `recalls_later`."""
         self.recalls_later = False
@@ -539,12 +584,14 @@ class Scheduler:
     def _pick(self, task: TaskEntry, group: Group) -> NodeEntry | None:
         """Return the node for a task; None if none has room for it."""
         node = self._nodes.preferred(task.prefer, group, task.turn) if task.prefer else None
-        return node or self._nodes.pick(group, task.turn, ahead=task.in_advance, in_bulk=task.in_bulk)
+        return node or self._nodes.pick(
+            group, task.turn, ahead=task.in_advance, in_bulk=task.in_bulk, least_ns=task.least_ns
+        )
 
     def _pick_of_many(self, task: TaskEntry, group: Group) -> NodeEntry | None:
         """Return the node that got the last of many tasks, if it may take one more; otherwise that of `_pick`."""
         node = self._filling
-        if node is None or task.prefer or not self._nodes.may_fill(node, group):
+        if node is None or task.prefer or not self._nodes.may_fill(node, group) or self._nodes.leaves_out(node, task):
             node = self._filling = self._pick(task, group)
         return node
 

@@ -89,3 +89,17 @@ def test_the_items_of_an_iterator_stay_behind_their_call(parts: Beside) -> None:
     assert parts.came() == []
     parts.asked[0].settle(None)
     assert [kind for kind, _ in parts.came()] == [FrameKind.TASK, FrameKind.IN_ITEM, FrameKind.IN_END]
+
+
+def test_the_delay_of_the_node_beside_the_head_is_the_least_that_was_measured(parts: Beside) -> None:
+    scheduler, gate = parts.ledger.scheduler, parts.ledger.links[0].gate  # type: ignore[attr-defined]
+    gate.measure(2)
+    parts.asked[0].settle(None)
+    parts.asked[1].settle(None)
+    assert len(parts.asked) == 2
+    assert not parts.delays, "nothing had to wait"
+    parts.submit()
+    assert parts.ledger.links[0].unsent == 1
+    parts.asked[2].settle(None)
+    assert parts.ledger.links[0].unsent == 0
+    assert scheduler.home is None, "so nobody needs to know"

@@ -9,6 +9,7 @@ import pytest
 from skyward.engine.tasks import Task
 from skyward.errors import NodeLost, PoolClosed, Preempted, TaskTimeout
 from skyward.schedule.actions import FailTask, StartGang
+from skyward.schedule.home import LOOK_S
 from skyward.wire.frames import Frame, FrameKind
 from tests.engine.parts import GRACE_S, Parts
 
@@ -188,3 +189,29 @@ def test_a_task_that_was_left_fails_when_the_pool_is_closed(parts: Parts) -> Non
     assert kind == "failed"
     assert isinstance(error, PoolClosed)
     assert not parts.ledger.tasks
+
+
+def test_tasks_that_wait_for_the_node_beside_the_head_go_to_others_when_it_ends_nothing(parts: Parts) -> None:
+    now = 0.0
+    parts.ledger.now = lambda: now
+    home, other = parts.add_node(0, slots=1), parts.add_node(1, slots=1)
+    scheduler = parts.ledger.scheduler
+    for _ in range(50):  # of 20 us
+        with parts.ledger:
+            parts.dispatcher.finish(parts.submit(), 0, elapsed_ns=20_000)
+    with parts.ledger:
+        scheduler.set_home(0)
+        parts.dispatcher.perform(scheduler.set_round_trip(1, 4e6))
+    tasks = [parts.submit() for _ in range(3)]
+    assert [scheduler.node_of(task.id) for task in tasks] == [0, 0, 0]
+    home.received()
+    for _ in range(2):
+        now += LOOK_S
+        with parts.ledger:
+            parts.ledger.run_deadlines()
+    assert [(frame.kind, frame.ident) for frame in home.received()] == [(FrameKind.RECALL, tasks[2].id)]
+    with parts.ledger:
+        parts.dispatcher.release(tasks[2], 0)
+        parts.dispatcher.perform(scheduler.lost(tasks[2].id, started=False))
+    assert other.received()[-1].ident == tasks[2].id
+    assert not scheduler.needs_look

@@ -331,10 +331,12 @@ class Head:
         link = self._ledger.links[node]
         link.settle = partial(self._settling.handled, link)
         if self._ways.is_beside(self._ledger.machines[node]):
+            self._ledger.scheduler.set_home(node)
             self.engine.transfers.beside = node
             if isinstance(link, GatedLink) and not self.turns.is_detached:
                 ask = partial(self._requests.begin, "came")
                 link.gate = StartGate(self._ledger, must_be_known, ask, self.engine.delays_starts)
+                self._ledger.after.append(link.gate.measure)
         self._tell_facts()
 
     def _on_left(self, node: int) -> None:

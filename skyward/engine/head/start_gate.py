@@ -7,6 +7,7 @@ first. It permits the first few of its open calls when it sends them: these begi
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from ..link import NodeLink
 from ..tasks import Task
 
 _ROUND_TRIPS = 8
+_MEASURED = 4
 
 
 class StartGate:
@@ -49,6 +51,25 @@ class StartGate:
         """Functions that send the frames of each task, in their order."""
         self._is_asking = False
         self._round_trips: deque[float] = deque(maxlen=_ROUND_TRIPS)
+        self._least_s = math.inf
+
+    def measure(self, times: int = _MEASURED) -> None:
+        """Measure how long a task waits here while there is nothing else to do, that many times."""
+        began = time.monotonic()
+        self._ask().add_done_callback(partial(self._came, times - 1, began))
+
+    def _came(self, left: int, began: float, done: Any) -> None:
+        if done.exception() is not None:
+            return  # the head ends
+        with self._ledger:
+            self._note(time.monotonic() - began)
+            if left:
+                self.measure(left)
+
+    def _note(self, waited_s: float) -> None:
+        self._round_trips.append(waited_s)
+        self._least_s = min(self._least_s, waited_s)
+        self._ledger.scheduler.delay_home(self._least_s * 1e9)
 
     def close_for(self, link: GatedLink, task: Task) -> None:
         """Let the frames of a task wait."""
@@ -73,7 +94,7 @@ class StartGate:
                 for send in self.waiting.pop(number, ()):
                     send()
             self._ledger.dirty.add(link)
-            self._round_trips.append(time.monotonic() - began)
+            self._note(time.monotonic() - began)
             self._measured(link, 2 * min(self._round_trips))  # a task may come just after a question
             self._is_asking = bool(self.waiting)
         if self._is_asking:
@@ -84,6 +105,10 @@ class GatedLink(NodeLink):
     """Link to an agent, with a gate if that is beside the head."""
 
     gate: StartGate | None = None
+
+    @property
+    def unsent(self) -> int:
+        return 0 if self.gate is None else len(self.gate.waiting)
 
     def send_task(self, task: Task) -> None:
         if self.gate is None or not self.gate.must_wait(task):
