@@ -29,9 +29,7 @@ class Way(enum.Enum):
     """As RAY_OR_LENT, but the pool ends if Ray does not come up."""
 
 
-def choose_way(
-    engine: EngineName, *, provider: Provider, spec: PoolSpec, least: int, rests: bool, is_detached: bool
-) -> Way:
+def choose_way(engine: EngineName, *, provider: Provider, spec: PoolSpec, is_detached: bool) -> Way:
     """Return what an engine stands for in a pool of these options. Raises UsageError: it cannot have that engine.
 
     "auto" is Ray for each pool that can have it, by the greatest number of its nodes. A detached pool needs it, because
@@ -41,8 +39,6 @@ def choose_way(
         engine: The option.
         provider: Source of the machines.
         spec: Request of the pool.
-        least: Fewest nodes of the pool.
-        rests: Whether it has no nodes after some time without use.
         is_detached: Whether it goes on without its client.
     """
 
@@ -53,7 +49,7 @@ def choose_way(
         if is_detached:
             raise refuse("a detached pool has its scheduler on its node; omit engine, or detached_for_s")
         return Way.DIRECT
-    problem = _why_without_ray(provider, spec, least=least, rests=rests)
+    problem = _why_without_ray(provider, spec)
     if engine == "ray":
         if problem:
             raise refuse(problem)
@@ -63,17 +59,13 @@ def choose_way(
     return Way.RAY if is_detached else Way.RAY_OR_LENT
 
 
-def _why_without_ray(provider: Provider, spec: PoolSpec, *, least: int, rests: bool) -> str:
+def _why_without_ray(provider: Provider, spec: PoolSpec) -> str:
     """Return why a pool cannot have Ray, and what to do; empty: it can."""
     if not may_have_head(provider):
         known = "sky.SSH(hosts=[...]) and sky.AWS()"
         return f"not supported with {provider.name}, so far only with {known}; use one of them, or omit it"
     if spec.most_nodes == 1:
         return "joins several nodes, and this pool has one; set nodes=2 or more, or omit engine"
-    if provider.is_rented and not least:
-        return f"needs a rented machine at all times so far; set nodes=(1, {spec.most_nodes}), or omit engine"
-    if provider.is_rented and rests:
-        return "a pool of rented machines on Ray cannot rest so far; omit idle_timeout_s, or engine"
     if spec.image.container:
         return "not supported with Image.container so far; use pip= in the image instead, or omit engine"
     return ""

@@ -223,8 +223,6 @@ class ComputePool(PoolTarget, NodeAccess, DetachedAccess, SharedNames):
             engine,
             provider=self.provider,
             spec=spec,
-            least=size.min,
-            rests=size.is_fixed and idle_timeout_s is not None and on_idle == "rest",
             is_detached=detached_for_s is not None,
         )
         self._life = PoolLife(

@@ -70,11 +70,15 @@ def test_rented_machines_come_despite_api_errors_have_ray_and_nothing_stays(
     ec2.has_no_capacity(times=2)
     ec2.fail("RunInstances", "InternalError", status=500, is_done=True)
     options: dict[str, Any] = {"vcpus": 2, "allocation": "spot-if-available", "engine": "ray"}
-    with sky.ComputePool(aws, nodes=(1, 2), image=sky.Image(pip_index_url=ray_index.simple), **options) as pool:
+    size, image = sky.Nodes(0, desired=1, max=2), sky.Image(pip_index_url=ray_index.simple)
+    with sky.ComputePool(aws, nodes=size, image=image, **options) as pool:
         pool.scale(2)
         names = sorted(where() @ pool)
         assert names == sorted(machine.name for machine in ec2.machines("running"))
         until(lambda: pool.engine == "ray", within_s=90)
         assert sorted(where() @ pool) == names
+        pool.scale(0)
+        until(lambda: not ec2.machines("running"))
+        assert (pool.nodes, pool.engine) == (0, "direct"), "its head is here"
     assert ec2.left() == []
     assert len(ec2.machines()) == 2, "none was made twice"

@@ -29,11 +29,6 @@ RAY: dict[str, Any] = {"provider": SSH, "nodes": 2, "engine": "ray"}
         ({"any_of": [SSH, sky.Local()], "provider": None}, "engine='ray': not supported with ssh or local"),
         ({"nodes": 1}, "engine='ray': joins several nodes, and this pool has one; set nodes=2"),
         ({"nodes": (0, 1)}, "engine='ray': joins several nodes, and this pool has one; set nodes=2"),
-        (
-            {"provider": sky.AWS(), "nodes": (0, 2)},
-            "engine='ray': needs a rented machine at all times so far; set nodes=",
-        ),
-        ({"provider": sky.AWS(), "idle_timeout_s": 60}, "engine='ray': a pool of rented machines on Ray cannot rest"),
         ({"image": sky.Image(container="debian")}, "engine='ray': not supported with Image.container so far; use pip="),
         (
             {"nodes": 1, "name": "a", "detached_for_s": 60, "engine": "direct"},
@@ -74,10 +69,7 @@ def test_auto_is_ray_later_for_a_pool_that_may_have_2_nodes(provider: Any) -> No
     assert way_of(engine="direct", **on) == (Way.DIRECT, 0.0)
     assert way_of(nodes=(1, 2), **on) == (Way.RAY_OR_LENT, RAY_AFTER_S)
     assert way_of(engine="ray", nodes=(1, 2), **on) == (Way.RAY, 0.0)
-
-
-def test_pools_of_own_machines_that_may_have_no_nodes_have_ray_too() -> None:
-    assert way_of(nodes=(0, 2)) == way_of(idle_timeout_s=60) == (Way.RAY_OR_LENT, RAY_AFTER_S)
+    assert way_of(nodes=(0, 2), **on) == way_of(idle_timeout_s=60, **on) == (Way.RAY_OR_LENT, RAY_AFTER_S)
 
 
 def test_a_detached_pool_of_several_nodes_needs_ray_at_once() -> None:
@@ -89,12 +81,10 @@ def test_a_detached_pool_of_several_nodes_needs_ray_at_once() -> None:
     [
         {"provider": sky.Local()},
         {"provider": sky.AWS(), "nodes": 1},
-        {"provider": sky.AWS(), "nodes": (0, 2)},
         {"provider": sky.AWS(), "region": ["us-east-1", "us-west-2"]},
         {"provider": FakeProvider(api=None)},
         {"provider": None, "any_of": [SSH, sky.Local()]},
         {"nodes": 1},
-        {"provider": sky.AWS(), "idle_timeout_s": 60},
         {"image": sky.Image(container="debian")},
     ],
 )
