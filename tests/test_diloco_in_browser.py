@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import socket
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -52,6 +54,7 @@ def test_the_page_shows_rounds_and_workers_and_has_the_controls(
     row = page.locator("#workers tbody tr")
     expect(row.locator("td").first).to_have_text("<b>berlin</b>")  # text of a worker is no markup
     expect(row.locator("td").nth(5)).to_have_text("1.5")
+    expect(row).to_have_attribute("title", re.compile(rf"^on {re.escape(socket.gethostname())}, .*sends 32 bits"))
     expect(page.locator("#tiles")).to_contain_text("Mean loss1.5")
     expect(page.locator("#rounds tbody tr")).to_have_count(2)
     expect(page.get_by_role("img", name="Loss by round. <b>berlin</b>: 1.5, mean: 1.5")).to_be_visible()

@@ -199,6 +199,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     from ..training.diloco.addresses import token_of_environment
     from .screen import complain
 
+    if arguments.workers < 1:
+        arguments.parser.error(f"--workers: must be 1 or more, and is {arguments.workers}")
     logging.getLogger("skyward").setLevel(logging.INFO)
     if arguments.dn_buffer_size and not arguments.async_mode:
         arguments.parser.error("--dn-buffer-size: is for asynchronous updates; add --async-mode")

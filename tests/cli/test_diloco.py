@@ -42,7 +42,7 @@ def test_an_operator_sees_saves_and_stops_a_server(
         header, titles, row = said(capsys, "status").splitlines()
         assert header == "round 0, 1 worker, 31 parameters, saved in round 0"
         assert titles.split() == [title.upper() for title in WORKER_COLUMNS]
-        assert row.split()[:8] == ["a", "trains", "-", "-", "-", "-", "-", "-"]
+        assert row.split()[:8] == ["a", "trains", "-", "-", "3", "-", "-", "-"]
         assert json.loads(said(capsys, "status", "--json"))["workers"][0]["worker"] == "a"
         assert said(capsys, "kick", "a") == "a: evicted\n"
         assert "worker='a': is not present" in said(capsys, "kick", "a", status=1)
@@ -120,6 +120,12 @@ def test_a_server_that_is_not_there_or_not_named_is_an_error(
     assert "127.0.0.1:1 does not answer" in said(capsys, "status", "--server", "127.0.0.1:1", status=1)
     monkeypatch.delenv("DILOCO_SERVER")
     assert "server: none is named" in said(capsys, "status", status=1)
+
+
+def test_a_number_of_workers_that_is_not_legal_starts_no_server(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["diloco", "serve", "--workers", "0"])
+    assert "--workers: must be 1 or more, and is 0" in " ".join(capsys.readouterr().err.split())
 
 
 def test_serve_prints_lines_to_paste_and_saves_when_it_is_ended(tmp_path: Path) -> None:

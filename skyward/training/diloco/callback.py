@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
 from ..events import TrainerCallback
-from ..parts import unwrapped
+from ..parts import part_of, unwrapped
 from .dealing import Hand
 from .pool_transport import is_group
 from .settings import MAX_SYNC_RETRIES, TIMEOUT_S, check_options, option
@@ -172,6 +172,11 @@ class DiLoCoCallback(TrainerCallback):
         if model is None or optimizer is None:
             _log.error("DiLoCoCallback does nothing, because its trainer passes no model or no optimizer")
             return
+        if part_of(kwargs.get("trainer")) is not None:
+            raise UsageError(
+                "DiLoCoCallback: each rank trains a stage of a pipeline, and a worker needs a whole model; use DDP or "
+                "fully_shard (FSDP2) inside a worker"
+            )
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(unwrapped(model), torch.nn.Module):
             raise UsageError(

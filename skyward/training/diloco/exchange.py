@@ -157,6 +157,8 @@ class DeltaExchange:
         base_round: int | None = None,
         layout: Mapping[str, Shaped] | None = None,
         num_fragments: int = 1,
+        host: str = "",
+        figures: Mapping[str, Any] | None = None,
     ) -> Standing:
         """Add a worker, or one that comes back; see `Rounds.join`.
 
@@ -166,6 +168,8 @@ class DeltaExchange:
             base_round: Round whose parameters it has.
             layout: Shapes of what it will send, in the order of the model.
             num_fragments: Number of its fragments. All workers that are present have the same ones.
+            host: Name of its machine, for people.
+            figures: Figures for people.
 
         Raises:
             WorkerRefused: Another process has this id, or the worker has another model or other fragments.
@@ -180,6 +184,7 @@ class DeltaExchange:
             if is_new:
                 self._facts.keep(self._rounds.workers)
                 _log.info("worker %s joined in round %d", worker, self._rounds.round)
+            self._facts.hear(worker, figures or {}, host=host)
             self._changed()
             keeps_delta = base_round is not None and self._rounds.takes_base(worker, base_round)
             return replace(self._standing(worker), keeps_delta=keeps_delta)

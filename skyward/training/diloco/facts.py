@@ -16,7 +16,9 @@ from typing import Any
 KEPT_ROUNDS = 512
 """Number of rounds that are kept."""
 MOST_FIGURES = 32
-"""Most figures of a worker that are kept. A worker sends about five."""
+"""Most figures of a worker that are kept. A worker sends about eight."""
+MOST_HOST_LETTERS = 255
+"""Most letters of a machine's name that are kept."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,14 +64,17 @@ class ServerFacts:
     def __init__(self, kept: int = KEPT_ROUNDS) -> None:
         self._rounds: deque[RoundFacts] = deque(maxlen=kept)
         self._figures: dict[str, dict[str, float]] = {}
+        self._hosts: dict[str, str] = {}
         self._traffic: dict[str, list[int]] = {}
         """Bytes from each worker and to it."""
         self._all = [0, 0]
         self._lock = threading.Lock()
 
-    def hear(self, worker: str, figures: Mapping[str, Any]) -> None:
-        """Note figures that a worker has sent. Only finite numbers count."""
+    def hear(self, worker: str, figures: Mapping[str, Any], *, host: str = "") -> None:
+        """Note figures that a worker has sent, and the name of its machine. Only finite numbers count."""
         with self._lock:
+            if host:
+                self._hosts[worker] = host[:MOST_HOST_LETTERS]
             own = self._figures.setdefault(worker, {})
             for name, value in figures.items():
                 if is_finite(value) and (name in own or len(own) < MOST_FIGURES):
@@ -86,6 +91,7 @@ class ServerFacts:
         """Forget the figures of all other workers."""
         with self._lock:
             self._figures = {worker: own for worker, own in self._figures.items() if worker in workers}
+            self._hosts = {worker: host for worker, host in self._hosts.items() if worker in workers}
             self._traffic = {worker: own for worker, own in self._traffic.items() if worker in workers}
 
     def close(self, facts: RoundFacts) -> None:
@@ -105,6 +111,7 @@ class ServerFacts:
             last = next((facts.workers[worker] for facts in reversed(self._rounds) if worker in facts.workers), None)
             return {
                 **_short(self._figures.get(worker, {})),
+                "host": self._hosts.get(worker, ""),
                 "received_bytes": received,
                 "sent_bytes": sent,
                 **({} if last is None else _short(asdict(last))),

@@ -44,6 +44,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ...errors import SkywardError, UsageError
 from .examination import Shaped
 from .exchange import DeltaExchange, GlobalParameters, Standing, spool
+from .facts import MOST_FIGURES
 from .frame_response import frame_response
 from .frames import decode, largest_frame
 from .page_file import page_file
@@ -182,6 +183,7 @@ class DiLoCoApp:
 
     async def _join(self, request: Request) -> Response:
         body = await _json(request)
+        figures = _figures(body)
         layout = {name: Shaped(tuple(shape)) for name, shape in body.get("layout", {}).items()}
         base_round = body.get("base_round")
         worker = _speaker(request, body["worker"])
@@ -191,6 +193,8 @@ class DiLoCoApp:
             base_round=None if base_round is None else int(base_round),
             layout=layout or None,
             num_fragments=int(body.get("num_fragments", 1)),
+            host=str(body.get("host", "")),
+            figures=figures,
         )
         if self._tokens is not None:
             try:  # it may have been revoked between the check and the join
@@ -209,9 +213,7 @@ class DiLoCoApp:
 
     async def _heartbeat(self, request: Request) -> Response:
         body = await _json(request)
-        figures = body.get("figures", {})
-        if not isinstance(figures, dict) or len(figures) > 32:
-            raise UsageError("figures: must be a table of at most 32 numbers; send fewer")
+        figures = _figures(body)
         worker, session = _speaker(request, body["worker"]), str(body["session"])
         standing = await self._await_answer(
             request,
@@ -459,6 +461,13 @@ async def _json(request: Request) -> Mapping[str, Any]:
     if not isinstance(content, dict):
         raise UsageError("body: must be a JSON object; send one")
     return content
+
+
+def _figures(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    figures = body.get("figures", {})
+    if not isinstance(figures, dict) or len(figures) > MOST_FIGURES:
+        raise UsageError(f"figures: must be a table of at most {MOST_FIGURES} numbers; send fewer")
+    return figures
 
 
 async def _receive(request: Request, file: IO[bytes], limit: int) -> None:

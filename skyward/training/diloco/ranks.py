@@ -69,7 +69,10 @@ class WorkerOfRanks:
         layouts: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(layouts, [(name, tuple(tensor.shape)) for name, tensor in self._tensors.own.items()])
         if any(layout != layouts[0] for layout in layouts):
-            raise UsageError("model: differs between the ranks of its process group; train with a whole copy on each")
+            raise UsageError(
+                "model: differs between the ranks of its process group, as the stages of a pipeline do; use DDP or "
+                "fully_shard (FSDP2) inside a worker"
+            )
         self.hand.split(dist.get_rank(), dist.get_world_size())
         self._tensors.gather(self._tensors.own)
         error: list[str | None] = [None]

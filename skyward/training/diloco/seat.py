@@ -52,12 +52,21 @@ class WorkerSeat:
         worker_id: Id of the worker; None: the host's name and random letters.
         timeout_s: Longest wait for other workers, in seconds.
         ended: Set when the worker stops. Then waits end.
+        figures: Figures for people, which the worker brings when it joins.
     """
 
     def __init__(
-        self, client: DiLoCoClient, replica: Replica, *, worker_id: str | None, timeout_s: float, ended: threading.Event
+        self,
+        client: DiLoCoClient,
+        replica: Replica,
+        *,
+        worker_id: str | None,
+        timeout_s: float,
+        ended: threading.Event,
+        figures: Mapping[str, float],
     ) -> None:
         self._client, self._replica, self._timeout_s, self._ended = client, replica, timeout_s, ended
+        self._figures = dict(figures)
         self.worker = worker_id or f"{socket.gethostname()}-{secrets.token_hex(4)}"
         self.session = secrets.token_hex(16)
         self.base_round: int | None = None
@@ -100,6 +109,8 @@ class WorkerSeat:
                 "base_round": self.base_round,
                 "layout": {name: tuple(tensor.shape) for name, tensor in self._replica.tensors.items()},
                 "num_fragments": self._replica.num_fragments,
+                "host": socket.gethostname(),
+                "figures": self._figures,
             },
         )
         self.is_async = standing["is_async"]

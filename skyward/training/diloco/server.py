@@ -26,6 +26,7 @@ START_S = 60.0
 """Longest wait for the event loop to answer requests, in seconds."""
 STOP_S = 600.0
 """Longest wait for the last save, in seconds."""
+MOST_PORT = 65535
 LAST_ANSWERS_S = 2
 """Seconds that running requests have to end once the server stops."""
 
@@ -125,6 +126,10 @@ class DiLoCoServer:
             raise UsageError(
                 f"host={host!r}: other machines reach it, and cert=None means no encryption; "
                 "set cert= to a certificate, or keep host='127.0.0.1' and use `ssh -L`"
+            )
+        if port is not None and not 0 <= port <= MOST_PORT:
+            raise UsageError(
+                f"port={port!r}: must be from 0 to {MOST_PORT}; set 0 for any free one", field="port", value=port
             )
         self._host, self._port, self._cert = host, port, cert
         self._token = token or (secrets.token_hex(32) if save_dir is None else token_in(save_dir))

@@ -142,7 +142,19 @@ class DiLoCoWorker:
         """Rows of this worker, for a `DiLoCoSampler`."""
         self._client = DiLoCoClient(server_addr, token=token, timeout_s=timeout)
         self._ended = threading.Event()
-        self._seat = WorkerSeat(self._client, self._replica, worker_id=worker_id, timeout_s=timeout, ended=self._ended)
+        self._seat = WorkerSeat(
+            self._client,
+            self._replica,
+            worker_id=worker_id,
+            timeout_s=timeout,
+            ended=self._ended,
+            figures={
+                "gpus": torch.cuda.device_count(),
+                "sync_every": sync_every,
+                "bits": quantization_bits or (16 if bf16_comm else 32),
+                "dylu": int(dylu),
+            },
+        )
         self._wanted_id = worker_id
         self._delay = fragment_sync_delay
         self._sync_every, self._dylu = sync_every, dylu
@@ -305,7 +317,7 @@ class DiLoCoWorker:
         flight, self._flight = self._flight, None
         try:
             self._land(flight, began + self._timeout_s)
-            self._metrics.counts["sync_count"] += 1
+            self._metrics.count_sync(is_of_fragment=self._replica.num_fragments > 1)
             return True
         except ServerUnreachable as error:
             _log.warning("worker %s trains on without synchronisation: %s", self.worker_id, error)

@@ -20,6 +20,7 @@ class WorkerMetrics:
             "sync_retries": 0,
             "reconnections": 0,
             "dylu_adjustments": 0,
+            "fragment_syncs": 0,
         }
         self._steps, self._began_at, self._waited_s = 0, 0.0, 0.0
         self._total_sync_time, self._last_sync_time, self.last_recv_mb = 0.0, 0.0, 0.0
@@ -32,6 +33,11 @@ class WorkerMetrics:
         """Count an inner step."""
         self._steps += 1
         self.counts["local_step"] += 1
+
+    def count_sync(self, *, is_of_fragment: bool) -> None:
+        """Count a synchronisation that has succeeded."""
+        self.counts["sync_count"] += 1
+        self.counts["fragment_syncs"] += is_of_fragment
 
     def count_wait(self, seconds: float) -> None:
         """Count the time of a synchronisation, in which training stood still."""
@@ -60,7 +66,7 @@ class WorkerMetrics:
         if dylu:
             values["dylu_adjustments"] = self.counts["dylu_adjustments"]
         if num_fragments > 1:
-            values |= {"num_fragments": num_fragments, "fragment_syncs": self.counts["sync_count"]}
+            values |= {"num_fragments": num_fragments, "fragment_syncs": self.counts["fragment_syncs"]}
         values.update((name, count) for name, count in self.counts.items() if count and name not in values)
         return {f"diloco/{name}": value for name, value in values.items()}
 

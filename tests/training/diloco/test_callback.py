@@ -11,6 +11,7 @@ import sys
 import threading
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,6 +42,13 @@ def joining(server: DiLoCoServer | str, name: str = "a", **options: Any) -> DiLo
     address = server if isinstance(server, str) else server.address
     options = {"sync_every": H, "bf16_comm": False, "heartbeat_interval": 0, **options}
     return DiLoCoCallback(address, worker_id=name, **options)
+
+
+def test_a_stage_of_a_pipeline_is_refused_before_training() -> None:
+    """All stages would become copies of the first one."""
+    trainer = SimpleNamespace(model_part=object())
+    with pytest.raises(UsageError, match=r"each rank trains a stage of a pipeline.* use DDP or fully_shard"):
+        DiLoCoCallback("127.0.0.1:1").on_train_begin(None, Line(), object(), trainer=trainer)
 
 
 class StopAt(TrainerCallback):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import pytest
 import torch
 
 from skyward.training.diloco import DiLoCoServer
-from skyward.training.diloco.facts import RoundFacts, ServerFacts, WorkerRound
+from skyward.training.diloco.facts import MOST_HOST_LETTERS, RoundFacts, ServerFacts, WorkerRound
 from tests.training.diloco.runs import make_model, serving, step, together, worker_of
 
 
@@ -35,12 +36,24 @@ def test_figures_are_finite_numbers_of_workers_that_are_present() -> None:
     facts.hear("b", {f"figure_{number}": number for number in range(100)})
     facts.count_traffic("a", received=7)
     facts.count_traffic("b", sent=5)
-    assert facts.of_worker("a") == {"steps_per_second": 2.0, "received_bytes": 7, "sent_bytes": 0}
+    facts.hear("a", {}, host="gpu-1" * 100)
+    own = facts.of_worker("a")
+    assert len(own.pop("host")) == MOST_HOST_LETTERS
+    assert own == {"steps_per_second": 2.0, "received_bytes": 7, "sent_bytes": 0}
     assert len(facts.of_worker("b")) < 50
     facts.keep(["b"])
-    assert facts.of_worker("a") == {"received_bytes": 0, "sent_bytes": 0}
+    assert facts.of_worker("a") == {"host": "", "received_bytes": 0, "sent_bytes": 0}
     assert facts.speed("a") == 0.0
     assert facts.traffic == {"received_bytes": 7, "sent_bytes": 5}
+
+
+def test_a_worker_tells_its_machine_and_its_settings_when_it_joins() -> None:
+    """The status need not wait for its first heartbeat, or its first delta."""
+    model = make_model()
+    with serving(make_model()) as server, worker_of(server, model, None, "a", sync_every=40, quantization_bits=4):
+        (own,) = server.status()["workers"]
+    told = {"host": socket.gethostname(), "gpus": torch.cuda.device_count(), "sync_every": 40, "bits": 4, "dylu": 0}
+    assert own.items() >= told.items()
 
 
 def train(server: DiLoCoServer, name: str, *, spoils: bool = False, **options: Any) -> None:

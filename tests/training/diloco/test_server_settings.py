@@ -19,6 +19,12 @@ from skyward.training.diloco.server_settings import DiLoCoSettings
 from tests.training.diloco.runs import TOKEN, make_model, serving
 
 
+@pytest.mark.parametrize("port", [-1, 65536])
+def test_a_port_that_no_machine_has_is_refused(port: int) -> None:
+    with pytest.raises(UsageError, match=rf"port={port}: must be from 0 to 65535"):
+        DiLoCoServer(port=port)
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [

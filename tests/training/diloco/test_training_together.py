@@ -175,14 +175,16 @@ def test_metrics_and_state_have_the_names_of_the_specification() -> None:
     always = {"sync_count", "local_step", "last_sync_time", "total_sync_time", "last_send_mb", "last_recv_mb"}
     always |= {"steps_per_second", "sync_every"}
     counted = {"sync_count", "local_step", "sync_every", "worker_id", "total_sync_time", "sync_retries"}
-    counted |= {"reconnections", "dylu_adjustments"}
+    counted |= {"reconnections", "dylu_adjustments", "fragment_syncs"}
     streaming = {"dylu": True, "heartbeat_interval": 30, "num_fragments": 2}
     for options, more in (({}, set()), (streaming, {"dylu_adjustments", "num_fragments", "fragment_syncs"})):
         model = make_model()
         with serving(make_model()) as server, worker_of(server, model, None, "a", **options) as worker:
             assert worker.force_sync()
             assert worker.sync_metrics.keys() == {f"diloco/{name}" for name in always | more}
-            assert worker.state_dict().keys() >= counted
+            state = worker.state_dict()
+            assert state.keys() >= counted
+            assert state["fragment_syncs"] == len(more & {"fragment_syncs"})
 
 
 def test_a_delta_far_larger_than_usual_costs_nobody_a_round(caplog: pytest.LogCaptureFixture) -> None:

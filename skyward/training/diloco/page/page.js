@@ -292,7 +292,7 @@ function showLegend() {
  * @param {HTMLTableElement} table
  * @param {string[]} titles
  * @param {number} texts Number of columns with text. All others are numbers.
- * @param {{key: string, cells: (string | Node)[]}[]} rows
+ * @param {{key: string, title?: string, cells: (string | Node)[]}[]} rows
  */
 function fill(table, titles, texts, rows) {
   const kind = (/** @type {number} */ i) => (i < texts ? "fit" : "number");
@@ -302,8 +302,9 @@ function fill(table, titles, texts, rows) {
   }
   const body = table.tBodies[0];
   const old = new Map([...body.rows].map((row) => [row.dataset.key, row]));
-  const wanted = rows.map(({ key, cells }) => {
+  const wanted = rows.map(({ key, title = "", cells }) => {
     const row = old.get(key) ?? element("tr", { "data-key": key });
+    row.title = title;
     cells.forEach((cell, i) => {
       const place = row.cells[i] ?? row.appendChild(element("td", { class: kind(i) }));
       if (typeof cell !== "string") {
@@ -315,6 +316,12 @@ function fill(table, titles, texts, rows) {
   if (wanted.some((row, i) => body.rows[i] !== row) || wanted.length !== body.rows.length) body.replaceChildren(...wanted);
 }
 
+/** @param {any} worker @returns {string} What it told when it joined. */
+function about({ host, gpus, bits }) {
+  const parts = [host && `on ${host}`, gpus > 0 && count(gpus, "GPU"), bits && `sends ${bits} bits for each value`];
+  return parts.filter(Boolean).join(", ");
+}
+
 function showWorkers() {
   const titles = ["Worker", "State", "Steps", "Steps/s", "H", "Loss", "Cosine", "Staleness", "Up", "Down", "Heard", ""];
   const workers = status.workers.toSorted((/** @type {any} */ a, /** @type {any} */ b) => (a.worker < b.worker ? -1 : 1));
@@ -324,6 +331,7 @@ function showWorkers() {
     const state = row.is_counted === false ? "refused" : row.is_awaited ? "trains" : "waits";
     return {
       key: row.worker,
+      title: about(row),
       cells: [
         ...[row.worker, state, row.local_step === undefined ? "–" : number(row.local_step), short(row.steps_per_second)],
         ...[short(row.sync_every), short(row.loss), short(row.cosine), short(row.staleness)],
