@@ -44,6 +44,11 @@ class ActorStreams:
         self._count += 1
         return await self._streams.carry(self._count, reader, writer, **options)
 
+    async def check(self, limit_s: float) -> None:
+        """Wait until the actor answers. One that does not answer in this time is lost."""
+        if not self._is_over:
+            await self._exchange(NOTHING, 0.0, limit_s=limit_s)
+
     def close(self, said: str) -> None:
         """Break all streams, without a word to the actor. Idempotent."""
         self._is_over = True
@@ -67,9 +72,11 @@ class ActorStreams:
         while not self._is_over:
             await self._exchange(NOTHING, _LISTEN_S)
 
-    async def _exchange(self, batch: StreamBatch, wait_s: float, free: asyncio.Semaphore | None = None) -> None:
+    async def _exchange(
+        self, batch: StreamBatch, wait_s: float, free: asyncio.Semaphore | None = None, limit_s: float = _CALL_S
+    ) -> None:
         try:
-            answer = await asyncio.wait_for(self._call(batch, wait_s), wait_s + _CALL_S)
+            answer = await asyncio.wait_for(self._call(batch, wait_s), wait_s + limit_s)
         except Exception as error:  # by Ray, whose errors this file does not know
             if not self._is_over:
                 self._is_over = True

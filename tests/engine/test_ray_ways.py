@@ -108,10 +108,11 @@ def dialled(tmp_path: Path) -> Iterator[Dialled]:
 def test_links_go_the_other_way_until_ray_stands(dialled: Dialled) -> None:
     assert isinstance(dialled.dial(), OtherEnds)
     dialled.ways.stands(str(dialled.driver.path))
-    until(lambda: dialled.moved == [3])
+    until(lambda: dialled.moved)
     assert isinstance(dialled.dial(), RayEnds)
     assert dialled.ways.by_ray == {3}
-    assert dialled.driver.prepared == ["skyward-3"]
+    assert set(dialled.moved) == {3}
+    assert set(dialled.driver.prepared) == {"skyward-3"}
     dialled.ways.is_down()
     assert isinstance(dialled.dial(), OtherEnds)
     assert not dialled.ways.by_ray
@@ -120,23 +121,31 @@ def test_links_go_the_other_way_until_ray_stands(dialled: Dialled) -> None:
 def test_a_link_that_breaks_goes_the_other_way_until_there_is_a_new_bridge(dialled: Dialled) -> None:
     dialled.dial()
     dialled.ways.stands(str(dialled.driver.path))
-    until(lambda: dialled.moved == [3])
+    until(lambda: dialled.moved)
     link = dialled.dial()
     dialled.driver.is_ready = False
     dialled.driver.ended = {"code": None, "said": "the bridge is lost"}
     assert link.exit_code(20.0) is None
     assert link.said() == "the bridge is lost"
+    moves, asked = len(dialled.moved), len(dialled.driver.prepared)
     assert isinstance(dialled.dial(), OtherEnds)
-    until(lambda: len(dialled.driver.prepared) == 2)
+    until(lambda: len(dialled.driver.prepared) > asked)
     dialled.driver.is_ready = True
-    until(lambda: dialled.moved == [3, 3])
+    until(lambda: len(dialled.moved) > moves)
+    assert isinstance(dialled.dial(), RayEnds)
+
+
+def test_a_link_that_could_not_move_moves_later(dialled: Dialled) -> None:
+    dialled.dial()
+    dialled.ways.stands(str(dialled.driver.path))
+    until(lambda: len(dialled.moved) > 1)  # nobody dialled the first time, as if the link was being dialled just then
     assert isinstance(dialled.dial(), RayEnds)
 
 
 def test_a_link_whose_agent_is_gone_keeps_its_way(dialled: Dialled) -> None:
     dialled.dial()
     dialled.ways.stands(str(dialled.driver.path))
-    until(lambda: dialled.moved == [3])
+    until(lambda: dialled.moved)
     link = dialled.dial()
     dialled.driver.ended = {"code": 69, "said": "no agent"}
     assert link.exit_code(20.0) == 69
@@ -146,7 +155,7 @@ def test_a_link_whose_agent_is_gone_keeps_its_way(dialled: Dialled) -> None:
 def test_a_lost_node_is_missing_only_if_it_will_return(dialled: Dialled) -> None:
     dialled.dial()
     dialled.ways.stands(str(dialled.driver.path))
-    until(lambda: dialled.moved == [3])
+    until(lambda: dialled.moved)
     dialled.dial()
     assert not dialled.ways.missing
     dialled.ways.lose(3, will_return=True)
@@ -158,7 +167,7 @@ def test_a_lost_node_is_missing_only_if_it_will_return(dialled: Dialled) -> None
 def test_links_go_the_other_way_when_the_driver_has_died(dialled: Dialled) -> None:
     dialled.dial()
     dialled.ways.stands(str(dialled.driver.path))
-    until(lambda: dialled.moved == [3])
+    until(lambda: dialled.moved)
     link = dialled.dial()
     dialled.driver.close()
     assert link.exit_code(20.0) is None
@@ -174,4 +183,4 @@ def test_a_move_that_raises_is_logged_and_tried_again(dialled: Dialled, caplog: 
         until(lambda: "of a test" in caplog.text)
     dialled.error = None
     dialled.ways.stands(str(dialled.driver.path))
-    until(lambda: dialled.moved == [3, 3])
+    until(lambda: len(dialled.moved) > 1)

@@ -4,7 +4,7 @@ The process reads its order from standard input, one line of JSON, and prints on
 standard input. The head connects to its socket and sends one line of JSON:
 
     {"prepare": "...", "node": "..."}    makes the bridge to an agent; the answer is {"ready": true}, or {"why": "..."}
-                                         with {"is_lacking": true} if Ray has no such node
+                                         with {"is_lacking": true} if Ray has no such node, or starts no process there
     {"id": "...", "agent": "..."}    from then on the connection leads to that agent, if its bridge is ready
     {"ended": "..."}    asks how the connection with this id ended; the answer is a line of JSON, {} if it has not
 
@@ -33,8 +33,10 @@ from .bridge import Bridge
 
 _CALL_S: Final = 20.0
 """Longest time for Ray to list its nodes."""
-_BEGIN_S: Final = 60.0
-"""Longest time for a bridge to start: Ray starts a process for it."""
+_BEGIN_S: Final = 30.0
+"""Longest time for a bridge to start: Ray starts a process for it, which takes 1 to 7 s."""
+_CHECK_S: Final = 4.0
+"""Longest time for a bridge to answer before a link goes by it. It is short: there is another way, and leases go on."""
 _REMEMBERED: Final = 1000
 """Ends of connections that are known."""
 
@@ -49,25 +51,34 @@ class _Agent:
         self._beginning = asyncio.Lock()
 
     async def prepare(self, name: str) -> None:
-        """Start the bridge on a node of Ray, unless it is there. Raises RayError, TimeoutError."""
+        """Start the bridge on a node of Ray, unless it is there and answers. Raises RayError, TimeoutError."""
         async with self._beginning:
-            if self._exchange is not None:
+            if await self._checked() is not None:
                 return
             affinity = NodeAffinitySchedulingStrategy(await _ray_node(name), soft=False)
             options = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": affinity}
             bridge = ray.remote(Bridge).options(**options).remote(self._agent)
-            await asyncio.wait_for(bridge.exchange.remote(NOTHING, 0.0), _BEGIN_S)
+            try:
+                await asyncio.wait_for(bridge.exchange.remote(NOTHING, 0.0), _BEGIN_S)
+            except TimeoutError:
+                raise _NoSuchNode(f"Ray starts no process on node {name} within {_BEGIN_S:g} s") from None
             self._bridge, self._exchange = bridge, ActorStreams(bridge.exchange.remote, self._on_lost)
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Ended:
         """Carry a connection until it has ended."""
-        exchange = self._exchange
+        exchange = await self._checked()
         if exchange is None:
             return Ended(None, "no bridge is ready")
         ended = await exchange.carry(reader, writer)
         if ended.code == NO_AGENT:
             self._lose(exchange, ended.said)
         return ended
+
+    async def _checked(self) -> ActorStreams | None:
+        """Return the exchange with a bridge that answers. Ray takes its time to say that one is behind a cut link."""
+        if self._exchange is not None:
+            await self._exchange.check(_CHECK_S)
+        return self._exchange
 
     def _on_lost(self, exchange: ActorStreams, error: Exception) -> None:
         self._lose(exchange, f"the bridge to {self._agent} is lost ({str(error) or 'no answer'})")
@@ -90,7 +101,7 @@ async def _ray_node(name: str) -> str:
 
 
 class _NoSuchNode(RayError):  # type: ignore[misc]  # Ray has no types
-    pass
+    """Ray has no such node, or starts no process there, as without its keys. It is to be started there again."""
 
 
 class _Door:

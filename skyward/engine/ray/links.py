@@ -26,6 +26,8 @@ _PREPARE_S = 90.0
 """Longest wait in seconds for a bridge: the driver gives up earlier."""
 _AGAIN_S = 3.0
 """Pause in seconds before a bridge is asked for again."""
+_LOOK_AGAIN_S = 1.0
+"""Seconds in which a link moves to Ray."""
 
 
 class RayEnds(DialledEnds):
@@ -233,18 +235,21 @@ class RayWays:
         _log.error("node %d: its link stays as it is, Ray does not carry it: %s", machine.node, in_words(error))
 
     def _until_ready(self, driver: str, machine: Machine, changed: threading.Event) -> None:
-        while not (is_ready := self._is_ready(driver, machine)):
-            if self._machines.get(machine.node) is not machine or changed.wait(_AGAIN_S):
-                break
-        with self._lock:
-            if changed.is_set():
+        """Make the bridge ready and move the link, until it goes by Ray: one that is being dialled does not move."""
+        while True:
+            if is_ready := self._is_ready(driver, machine):
+                with self._readied:
+                    if changed.is_set():
+                        return
+                    self._ready.add(machine.socket_path)
+                    self._readied.notify_all()
+                self._move(machine.node)
+            if changed.wait(_LOOK_AGAIN_S if is_ready else _AGAIN_S):
                 return
-            self._preparing.discard(machine.socket_path)
-            if is_ready:
-                self._ready.add(machine.socket_path)
-                self._readied.notify_all()
-        if is_ready:
-            self._move(machine.node)
+            with self._lock:  # `_prepare` begins another thread only once this one is known to end
+                if machine.node in self.by_ray or self._machines.get(machine.node) is not machine:
+                    self._preparing.discard(machine.socket_path)
+                    return
 
     def _is_ready(self, driver: str, machine: Machine) -> bool:
         """Ask the driver for a bridge to an agent, and return whether there is one."""
