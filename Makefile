@@ -133,7 +133,7 @@ coverage: $(READY)
 chaos: $(READY)
 	@$(SAY) "chaos: seed $(or $(SEED),of the tests), $(SECONDS) s on each kind of pool"
 	@SKYWARD_CHAOS_SEED=$(SEED) SKYWARD_CHAOS_SECONDS=$(SECONDS) \
-	  $(BIN)/python -m pytest -s $(if $(ENGINE),-k $(ENGINE),tests/chaos) tests/hosts/test_chaos.py $(ARGS)
+	  $(BIN)/python -m pytest -s $(if $(ENGINE),-k $(ENGINE),tests/chaos) tests/hosts/test_chaos.py tests/hosts/test_ray_long.py $(ARGS)
 
 # Not in .venv: a machine with a GPU has its own torch, and perhaps no network.
 test-gpu:

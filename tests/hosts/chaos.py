@@ -13,6 +13,7 @@ from pathlib import Path
 import skyward as sky
 from tests.chaos.load import Load, count
 from tests.chaos.schedule import Fault, Injector, Struck, plan
+from tests.hosts.bed import Bed
 from tests.hosts.faults import Ledger, Place, Role, client_processes, pids, ray_processes
 from tests.hosts.host import Host
 from tests.waiting import until
@@ -95,8 +96,8 @@ _ROLES: dict[str, Role] = {
 
 
 @contextlib.contextmanager
-def hidden(host: Host, other: Host) -> Iterator[None]:
-    """Keep two hosts apart for the length of the block."""
+def hidden(host: Host, other: Host | Bed) -> Iterator[None]:
+    """Keep a host apart from another one, or from this machine, for the length of the block."""
     host.hide_from(other.address)
     try:
         yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ from skyward.errors import NodeLost as NodeLostError
 from skyward.events import Event, NodeLost, PoolScaled
 from tests.engines import hosted_pool
 from tests.hosts.bed import Bed
-from tests.hosts.faults import Place, nested_call_s, nothing_runs_on, ray_processes
+from tests.hosts.faults import Place, nested_call_s, nothing_runs_on, pids, ray_processes
 from tests.hosts.host import Host
 from tests.hosts.index import PackageIndex
 from tests.waiting import until
@@ -46,7 +47,13 @@ def test_nodes_come_for_waiting_calls_join_ray_and_go_when_their_values_have_mov
         assert where() @ pool == names
         assert nested_call_s(pool, on=1, to=2) < 1.0
         kept: Any = sky.compute(bytes)(20_000_000).keep() >> pool.node(2)
+        (target,) = pids(place.hosts[0], "agent")
+        os.kill(target.outside_pid, signal.SIGSTOP)  # the value cannot have moved until this one goes on
         pool.scale(1)
+        until(lambda: list(pool.agent_pids()) == [0, 2])
+        time.sleep(1.0)
+        assert list(pool.agent_pids()) == [0, 2], "it is given back only when its value has moved"
+        os.kill(target.outside_pid, signal.SIGCONT)
         until(lambda: list(pool.agent_pids()) == [0])
         nothing_runs_on(place.hosts[1:], 10.0)
         assert ray_processes(place.hosts[0])

@@ -11,6 +11,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -26,7 +27,16 @@ from tests.engines import raised_pool
 from tests.hosts.base import USERS_RAY
 from tests.hosts.bed import ROOT, Bed
 from tests.hosts.chaos import RAY_WEIGHTS, Chaos
-from tests.hosts.faults import Ledger, Place, client_processes, gang_of, nested_call_s, nothing_runs_on, ray_processes
+from tests.hosts.faults import (
+    Ledger,
+    Place,
+    client_processes,
+    gang_of,
+    nested_call_s,
+    noted,
+    nothing_runs_on,
+    ray_processes,
+)
 from tests.hosts.host import Host
 from tests.hosts.index import PackageIndex
 from tests.hosts.users_ray import UsersRay
@@ -40,6 +50,8 @@ SMALL = 64 << 20
 """Bytes of shared memory on one of the hosts, as in a container. Ray's store would take 256 MiB."""
 LIMIT_S = 120.0
 """Longest wait for Ray on a busy machine. It stands within 20 s on a free one."""
+CUT_S = 30.0
+"""Length of a cut that is shorter than the lease."""
 CHAOS_S, SEED = 10.0, 121
 """Length of a schedule, and the one that kills the head, an agent beside it and Ray, and cuts both kinds of lines."""
 TRIED = "/root/tried-ray"
@@ -49,6 +61,27 @@ if "ray.scripts.scripts" in sys.orig_argv:
     with open("{TRIED}", "a") as file:
         file.write("x")
 raise ImportError("away")
+"""
+TAKER = r"""
+import pathlib, re, socket, sys, threading, time
+
+def take():
+    while True:
+        for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                command = path.read_text()
+            except OSError:
+                continue
+            ports = re.findall(r"agent(?:-grpc|-listen)?-port=([0-9]+)", command)
+            if ports and "ray.scripts" in command:
+                global held
+                held = [socket.create_server(("", int(port))) for port in ports]
+                print(*ports, flush=True)
+                return
+        time.sleep(0.01)
+
+threading.Thread(target=take, daemon=True).start()
+sys.stdin.read()
 """
 
 # Calls travel by value, because this module is not on the nodes.
@@ -209,6 +242,37 @@ class TestRaised:
         until(lambda: on_ray.pool.engine == "ray", within_s=LIMIT_S)
         on_ray.end_calls()
 
+    def test_calls_go_on_after_the_head_was_cut_off_and_the_ports_of_the_next_ray_are_taken(
+        self, on_ray: OnRay, ledger_of: Callable[[Place], Ledger]
+    ) -> None:
+        until(lambda: on_ray.pool.engine == "ray", within_s=LIMIT_S)
+        first, other = on_ray.place.hosts[:2]
+        ledger = ledger_of(on_ray.place)
+        on_ray.begin_calls()
+        futures = {n: ledger.submit(noted(ledger.path, 0.25)(n) > on_ray.pool, n) for n in range(90)}
+        until(lambda: len(ledger.ran()) > 12)
+        with first.link_cut():
+            time.sleep(CUT_S)
+        with ports_taken(other) as taken:  # Ray is started there again, and then on other ports
+            assert ledger.settle(futures) == {}
+            until(lambda: taken, within_s=LIMIT_S)
+        assert set(ledger.ran().values()) == {1}
+        until(lambda: on_ray.pool.engine == "ray", within_s=LIMIT_S)
+        on_ray.end_calls()
+
+    def test_another_ray_is_raised_when_the_head_cannot_read_a_key(self, on_ray: OnRay) -> None:
+        until(lambda: on_ray.pool.engine == "ray", within_s=LIMIT_S)
+        on_ray.begin_calls()
+        first, told = on_ray.place.hosts[0], len(on_ray.events)
+        remove_key(first)
+        kill_of_ray(first, "ray.driver")
+        until(lambda: [e for e in on_ray.events[told:] if isinstance(e, sky.events.EngineLost)], within_s=LIMIT_S)
+        (lost,) = [event for event in on_ray.events[told:] if isinstance(event, sky.events.EngineLost)]
+        assert lost.reason.endswith("node.key: cannot be read (no such file or directory)")
+        assert where() @ on_ray.pool == [host.name for host in on_ray.place.hosts]
+        until(lambda: on_ray.pool.engine == "ray", within_s=LIMIT_S)
+        on_ray.end_calls()
+
     @pytest.mark.parametrize(
         "victims",
         [
@@ -228,42 +292,7 @@ class TestRaised:
         on_ray.end_calls()
 
     def test_a_gang_goes_on_while_ray_cannot_come_back(self, on_ray: OnRay) -> None:
-        """Ray is away until two starts of it have failed: a stand-in for its package notes them."""
-
-        def train(path: str) -> int:
-            steps, together, is_over = sky.counter("steps"), sky.barrier("step", 3), sky.event("over")
-            while True:
-                steps.increment()
-                if os.path.exists(path):
-                    is_over.set()
-                together.wait(timeout_s=60)
-                if is_over.is_set():
-                    return int(steps)
-                together.wait(timeout_s=60)
-                time.sleep(0.05)
-
-        pool, first, path = on_ray.pool, on_ray.place.hosts[0], f"/root/go-{time.monotonic_ns()}"
-        until(lambda: pool.engine == "ray", within_s=LIMIT_S)
-        outcome = gang_of(train).with_options(nodes=3)(path) > pool
-        steps = pool.counter("steps")
-        until(lambda: int(steps) > 9)
-        (gcs,) = [process.command for process in first.processes() if "gcs_server" in process.command]
-        package = gcs.partition("/core/")[0]
-        first.run("mv", package, f"{package}.away")
-        first.write(f"{package}/__init__.py", STAND_IN)
-        try:
-            kill_of_ray(first, "gcs_server")
-            until(lambda: first.path(TRIED).exists() and len(first.read(TRIED)) > 1, within_s=LIMIT_S)
-            assert pool.engine == "direct"
-            before = int(steps)
-            until(lambda: int(steps) > before + 9)
-            assert where() @ pool == [host.name for host in on_ray.place.hosts]
-        finally:
-            first.run("rm", "-rf", package, TRIED)
-            first.run("mv", f"{package}.away", package)
-        until(lambda: pool.engine == "ray", within_s=LIMIT_S)
-        first.write(path, "")
-        assert outcome.result(60) == [int(steps)] * 3
+        train_without_ray(on_ray, 0.0)
 
     def test_nothing_is_lost_doubled_or_left_under_random_faults(
         self, on_ray: OnRay, ledger_of: Callable[[Place], Ledger], tmp_path: Path
@@ -274,6 +303,74 @@ class TestRaised:
         chaos = Chaos(on_ray.pool, on_ray.place, ledger, tmp_path, seed=seed, weights=weights)
         chaos.strike(CHAOS_S)
         chaos.check()
+
+
+def train_without_ray(on_ray: OnRay, away_s: float) -> None:
+    """Train a gang on all nodes while Ray is away for that long, and until two starts of it have failed.
+
+    A stand-in for its package notes the starts.
+    """
+
+    def train(path: str) -> int:
+        steps, together, is_over = sky.counter("steps"), sky.barrier("step", 3), sky.event("over")
+        while True:
+            steps.increment()
+            if os.path.exists(path):
+                is_over.set()
+            together.wait(timeout_s=60)
+            if is_over.is_set():
+                return int(steps)
+            together.wait(timeout_s=60)
+            time.sleep(0.05)
+
+    pool, first, path = on_ray.pool, on_ray.place.hosts[0], f"/root/go-{time.monotonic_ns()}"
+    until(lambda: pool.engine == "ray", within_s=LIMIT_S)
+    outcome = gang_of(train).with_options(nodes=3)(path) > pool
+    steps = pool.counter("steps")
+    until(lambda: int(steps) > 9)
+    (gcs,) = [process.command for process in first.processes() if "gcs_server" in process.command]
+    package = gcs.partition("/core/")[0]
+    first.run("mv", package, f"{package}.away")
+    first.write(f"{package}/__init__.py", STAND_IN)
+    try:
+        kill_of_ray(first, "gcs_server")
+        time.sleep(away_s)
+        until(lambda: first.path(TRIED).exists() and len(first.read(TRIED)) > 1, within_s=LIMIT_S)
+        assert pool.engine == "direct"
+        before = int(steps)
+        until(lambda: int(steps) > before + 9)
+        assert where() @ pool == [host.name for host in on_ray.place.hosts]
+    finally:
+        first.run("rm", "-rf", package, TRIED)
+        first.run("mv", f"{package}.away", package)
+    until(lambda: pool.engine == "ray", within_s=LIMIT_S)
+    time.sleep(away_s / 3)
+    first.write(path, "")
+    assert outcome.result(60) == [int(steps)] * 3
+
+
+def remove_key(host: Host) -> None:
+    """Remove the key of Ray on a host."""
+    (key,) = host.run("find", "/tmp", "-name", "node.key").stdout.split()
+    host.run("rm", key)
+
+
+@contextlib.contextmanager
+def ports_taken(host: Host) -> Iterator[list[str]]:
+    """Let another program on a host take the ports of the agents of the next Ray that starts there, before they do."""
+    taken: list[str] = []
+    command = [*host.command_inside(), "python3", "-c", TAKER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as taker:
+        assert taker.stdin is not None
+        assert taker.stdout is not None
+        output = taker.stdout
+        reader = threading.Thread(target=lambda: taken.extend(output))
+        reader.start()
+        try:
+            yield taken
+        finally:
+            taker.stdin.close()
+            reader.join()
 
 
 def kill_of_ray(host: Host, name: str) -> None:
