@@ -364,7 +364,8 @@ class ComputePool(PoolTarget, NodeAccess, DetachedAccess, SharedNames):
         """Bring an elastic pool to a number of nodes, and keep it there until it is idle.
 
         Waits for nodes that come. Nodes that go get no new calls, and are given back when their calls have ended; no
-        call or gang is interrupted. An idle pool still shrinks to its `min`, and decides for itself from then on.
+        call or gang is interrupted. An idle pool still shrinks to its `min`, and decides for itself from then on. So
+        does a pool with 0 nodes: the next call brings some.
 
         Args:
             nodes: Number of nodes, in [min, max] of the pool; None: let the pool decide again.

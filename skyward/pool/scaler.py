@@ -221,6 +221,8 @@ class PoolScaler:
             if self._sizing.on_idle == "close":
                 self._close()
                 return None
+        if self._pin == 0 and not there and not is_asked:
+            self._pin = None  # otherwise the next call would wait for ever
         self._forget_lost(demand)
         size = decide(now, self._limits())
         wanted = size.nodes

@@ -390,6 +390,17 @@ def test_a_pool_with_min_0_rents_at_its_first_call(tmp_path: Path) -> None:
         assert place() >> pool == (0, 1, None)
 
 
+def test_the_next_call_brings_a_node_to_a_pool_that_was_told_to_have_none() -> None:
+    with sky.ComputePool(sky.Local(), nodes=(0, 2), idle_timeout_s=60.0, logs=False, console=False) as pool:
+        pool.scale(1)
+        pool.scale(0)
+        until(lambda: rests(pool))
+        assert (place() > pool).result(60)[0] == 0
+        pool.scale(0)
+        until(lambda: rests(pool))
+        assert len(place() @ pool) == 1
+
+
 @dataclass(frozen=True, kw_only=True)
 class Slow(sky.Local):
     """Provider whose further machines take longer than the pools' idle timeout."""
