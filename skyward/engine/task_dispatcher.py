@@ -7,7 +7,7 @@ Everything here is called with the ledger locked, except `_read_stack`. Other pa
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -27,6 +27,12 @@ from .retries import Rerun, Retries
 from .task_events import TaskEvents
 from .tasks import Loss, PulledTask, Task, cannot_send, loss_error, output_notes
 
+_KNOWN = 1000
+"""Functions whose last duration is known."""
+_LONG_NS = 50_000_000
+"""Last duration of a function, in nanoseconds, from which its next call is not expected to be short. A busy machine may
+stop a tiny one for a while.
+"""
 _STACK_LIMIT_S = 2.5
 """Seconds to wait for the stack of a call that exceeded its timeout. A healthy node answers within 50 ms."""
 
@@ -81,6 +87,8 @@ class TaskDispatcher:
         """Functions to call with the number of each task that is about to be stopped."""
         self._is_looking = False
         """Whether a look of the scheduler at its home node is due."""
+        self._known: OrderedDict[bytes, int] = OrderedDict()
+        """Last duration of each function in nanoseconds, by its digest; of few functions."""
         self._taken_up: set[int] = set()
         """Tasks that another engine has sent, with their functions and blobs."""
         self.on_wanted: Callable[[NodeLink], object] = lambda link: None
@@ -179,7 +187,7 @@ class TaskDispatcher:
             need=task.options.need,
             in_bulk=task.in_bulk,
             is_of_many=is_of_many,
-            is_typical=task.calls == 1,
+            is_typical=task.calls == 1 and self._known.get(task.function.digest, _LONG_NS) < _LONG_NS,
         )
 
     def recall(self) -> None:
@@ -392,7 +400,15 @@ class TaskDispatcher:
         self._logs.end(task)
         self.forget(task, ok=elapsed_ns is not None)
         if not isinstance(task, RankTask):
+            if elapsed_ns is not None and self._ledger.scheduler.home is not None:
+                self._learn(task.function.digest, elapsed_ns)
             self.perform(self._ledger.scheduler.finished(task.id, elapsed_ns))
+
+    def _learn(self, function: bytes, elapsed_ns: int) -> None:
+        """Note how long a function took. A call of one that is not known may take any time."""
+        self._known[function] = elapsed_ns
+        if len(self._known) > _KNOWN:
+            self._known.popitem(last=False)
 
     def forget(self, task: Task, *, ok: bool | None = False) -> None:
         """Remove a task from the ledger. `ok` tells whether it returned a value; None: another task takes its place."""

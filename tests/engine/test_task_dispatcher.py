@@ -196,12 +196,13 @@ def test_tasks_that_wait_for_the_node_beside_the_head_go_to_others_when_it_ends_
     parts.ledger.now = lambda: now
     home, other = parts.add_node(0, slots=1), parts.add_node(1, slots=1)
     scheduler = parts.ledger.scheduler
-    for _ in range(50):  # of 20 us
-        with parts.ledger:
-            parts.dispatcher.finish(parts.submit(), 0, elapsed_ns=20_000)
     with parts.ledger:
         scheduler.set_home(0)
         parts.dispatcher.perform(scheduler.set_round_trip(1, 4e6))
+    for _ in range(60):  # of 20 us
+        task = parts.submit()
+        with parts.ledger:
+            parts.dispatcher.finish(task, scheduler.node_of(task.id) or 0, elapsed_ns=20_000)
     tasks = [parts.submit() for _ in range(3)]
     assert [scheduler.node_of(task.id) for task in tasks] == [0, 0, 0]
     home.received()
@@ -215,3 +216,24 @@ def test_tasks_that_wait_for_the_node_beside_the_head_go_to_others_when_it_ends_
         parts.dispatcher.perform(scheduler.lost(tasks[2].id, started=False))
     assert other.received()[-1].ident == tasks[2].id
     assert not scheduler.needs_look
+
+
+@pytest.mark.parametrize(("elapsed_ns", "nodes"), [(20_000, [0, 0]), (1_000_000_000, [0, 1]), (None, [0, 1])])
+def test_a_function_goes_to_all_nodes_if_it_was_long_or_is_not_known(
+    parts: Parts, elapsed_ns: int | None, nodes: list[int]
+) -> None:
+    parts.add_node(0, slots=1)
+    parts.add_node(1, slots=1)
+    scheduler = parts.ledger.scheduler
+    with parts.ledger:
+        scheduler.set_home(0)
+        parts.dispatcher.perform(scheduler.set_round_trip(1, 4e6))
+    if elapsed_ns is not None:
+        task = parts.submit()
+        with parts.ledger:
+            parts.dispatcher.finish(task, scheduler.node_of(task.id) or 0, elapsed_ns=elapsed_ns)
+    with parts.ledger:
+        for number in range(1000, 1060):  # others are tiny
+            scheduler.submit(number, nodes=(0,))
+            scheduler.finished(number, 20_000)
+    assert sorted(scheduler.node_of(task.id) or 0 for task in (parts.submit(), parts.submit())) == nodes
