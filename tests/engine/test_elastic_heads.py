@@ -100,14 +100,14 @@ def hold(folder: Path, name: str) -> int:
     return node.local()
 
 
-def test_many_waiting_calls_get_further_nodes_soon(elastic: Elastic) -> None:
+def test_many_waiting_calls_get_further_nodes(elastic: Elastic, tmp_path: Path) -> None:
+    """How soon is tested on hosts, where nothing else runs in the program."""
     elastic.provider.gate.set()
-    began = time.time()
-    futures = [sky.compute(time.sleep)(0.05) > elastic.pool for _ in range(100)]
-    for future in futures:
-        future.result(_LIMIT_S)
+    futures = [hold(tmp_path, str(number)) > elastic.pool for number in range(100)]
+    until(lambda: elastic.pool.nodes == 3)
+    appear(tmp_path / "go")
+    assert {future.result(_LIMIT_S) for future in futures} == {0, 1, 2}
     grown = [event for event in elastic.events if isinstance(event, PoolScaled) and event.before < event.nodes]
-    assert grown[0].at - began < 2.0
     assert elastic.pool.nodes == grown[-1].nodes
 
 

@@ -37,8 +37,8 @@ def test_nodes_come_for_waiting_calls_join_ray_and_go_when_their_values_have_mov
     options: dict[str, Any] = {"image": place.image, "nodes": (0, 3), "logs": False, "console": False}
     with sky.ComputePool(place.ssh(), engine="ray", on_event=events.append, **options) as pool:
         assert (where() @ pool, pool.engine) == (names[:1], "direct")
-        began = time.time()
         futures = [sky.compute(time.sleep)(0.3) > pool for _ in range(100)]
+        began = time.time()
         until(lambda: pool.nodes == 3)
         grown = next(event for event in events if isinstance(event, PoolScaled))
         assert grown.at - began < 2.0
