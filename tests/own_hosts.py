@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, BinaryIO
 
 import skyward as sky
+from skyward.bootstrap.scripts import VARIABLE, undo
 from skyward.core.process import PACKAGE_ROOT
+from skyward.errors import Unreachable
 from skyward.events import Emit, ignore
 from skyward.node.agent import attach
 from skyward.node.agent.outside import reply_of
@@ -32,6 +34,8 @@ class OwnLogin:
     def __init__(self) -> None:
         self.refuses = threading.Event()
         """Set while nothing can be started."""
+        self.breaks = threading.Event()
+        """Set while the connection breaks before a start has answered."""
         self.heads: list[int] = []
         """Outermost processes of the heads that were started."""
 
@@ -51,9 +55,12 @@ class OwnLogin:
         path = [PACKAGE_ROOT, *[folder for folder in sys.path if folder]]
         boot = _BOOT.format(module=module, name=name).replace("[1:2]", f"[1:{len(path) + 1}]")
         argv = [sys.executable, "-S", "-E", "-s", "-c", boot, *path, *arguments]
-        done = subprocess.run(argv, input=input or b"", capture_output=True, timeout=timeout_s, check=False)
+        env = {**os.environ, **({VARIABLE: mark} if mark else {})}
+        done = subprocess.run(argv, input=input or b"", capture_output=True, timeout=timeout_s, check=False, env=env)
         if name == "start" and not done.returncode:
             self.heads.append(reply_of(done.stdout.decode())["pid"])
+            if self.breaks.is_set():
+                raise Unreachable("the connection broke", node=None)
         return SSHResult(code=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
     def prepare(self, image: Image, folder: str, *, stop: threading.Event) -> tuple[str, str]:
@@ -61,6 +68,21 @@ class OwnLogin:
 
     def channel_to(self, socket_path: str) -> tuple[str, ...]:
         return attach.command(sys.executable, PACKAGE_ROOT, socket_path)
+
+    def undo(self, mark: str) -> None:
+        undo(_run_in_shell, [mark])
+
+
+def _run_in_shell(
+    command: str,
+    *,
+    input: bytes | BinaryIO | None = None,  # noqa: A002  # as in subprocess.run
+    timeout_s: float,
+    on_line: Callable[[str], None] | None = None,
+) -> SSHResult:
+    assert isinstance(input, bytes)
+    done = subprocess.run(["sh", "-c", command], input=input, capture_output=True, timeout=timeout_s, check=False)
+    return SSHResult(code=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
 
 @dataclass(frozen=True, kw_only=True)

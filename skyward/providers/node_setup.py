@@ -144,6 +144,10 @@ class RemoteNodeHandle:
         line = "exec " + shlex.join([*before, *attach.command(python, self.root, socket_path)])
         return tuple(self.connection.argv(self.container.inside(line) if self.container else line))
 
+    def undo(self, mark: str) -> None:
+        """Kill what was begun with a mark; see `NodeLogin`."""
+        undo(self.connection.run, [mark])
+
 
 def end_agent(node: RemoteNodeHandle, by_itself_s: float) -> None:
     """Let a node that was told to end exit by itself for some seconds, then kill it. Raises what `run` raises."""

@@ -154,6 +154,15 @@ class NodeLogin(Protocol):
         """Return a command like `Machine.channel` to a socket on the node that takes descriptors as an agent's does."""
         ...
 
+    def undo(self, mark: str) -> None:
+        """Kill the processes with this mark, and remove the folder of that name. Idempotent.
+
+        Raises:
+            TimeoutError: The machine does not answer.
+            SkywardError: The machine cannot be reached.
+        """
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:

@@ -163,14 +163,19 @@ def test_a_head_that_dies_while_it_hands_over_costs_no_call(resting: Resting, tm
     assert [(tmp_path / str(number)).read_text() for number in range(8)] == ["x"] * 8
 
 
-def test_a_pool_goes_on_in_the_program_if_no_head_begins_beside_the_node(resting: Resting) -> None:
-    pool, provider = resting.pool, resting.provider
-    provider.login.refuses.set()
+@pytest.mark.parametrize("fault", ["refuses", "breaks"])
+def test_a_pool_goes_on_in_the_program_if_no_head_begins_beside_the_node(resting: Resting, fault: str) -> None:
+    pool, login = resting.pool, resting.provider.login
+    login.heads.clear()
+    happens: threading.Event = getattr(login, fault)
+    happens.set()
     try:
         assert node() >> pool == 0
         assert head_place(pool) is None
     finally:
-        provider.login.refuses.clear()
+        happens.clear()
+    assert len(login.heads) == (fault == "breaks")  # a head was begun, although nobody heard of it, and is ended
+    until(lambda: not any(Path(f"/proc/{head}").exists() for head in login.heads))
     resting.rest()
     assert node() >> pool == 0
     assert head_place(pool) == 0

@@ -78,6 +78,9 @@ class Login:
     def channel_to(self, socket_path: str) -> tuple[str, ...]:
         return ()
 
+    def undo(self, mark: str) -> None:
+        raise AssertionError
+
 
 @contextmanager
 def raised(

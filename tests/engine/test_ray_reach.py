@@ -118,6 +118,9 @@ class Login:
     def channel_to(self, socket_path: str) -> tuple[str, ...]:
         raise AssertionError
 
+    def undo(self, mark: str) -> None:
+        raise AssertionError
+
 
 def paths_between(*answers: dict[int, str] | None) -> tuple[str, dict[str, Any]]:
     logins = [Login(answer) for answer in answers]

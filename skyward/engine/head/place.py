@@ -45,7 +45,10 @@ class HeadPlace(Protocol):
         ...
 
     def stop(self, *, at_once: bool = False) -> None:
-        """End the process, if it has not ended. Idempotent. `at_once`: it was not told to end by itself."""
+        """End the process, if it has not ended. Idempotent. `at_once`: it was not told to end by itself.
+
+        A start that failed may have begun one all the same.
+        """
         ...
 
     def forget_in_child(self) -> None:
@@ -155,15 +158,13 @@ class NodeHead:
         self._address = machine.peer.private_ip
         self._login = machine.login
         self._leased: _Leased | None = None
+        self._begun = ""
+        """Mark of a head that was begun, as long as it has not answered."""
 
     def start(self, config: HeadConfig) -> tuple[str, ...]:
+        mark = self._begun = os.path.basename(config.folder)
         done = self._login.run(
-            "engine.head.outside",
-            "start",
-            (config.folder,),
-            input=order_of(config),
-            timeout_s=_ANSWER_S,
-            mark=os.path.basename(config.folder),
+            "engine.head.outside", "start", (config.folder,), input=order_of(config), timeout_s=_ANSWER_S, mark=mark
         )
         if done.code:
             raise ProviderError(
@@ -180,6 +181,7 @@ class NodeHead:
             process=(str(reply["pid"]), reply["started"], config.folder),
         )
         Keeper.of_this_process().watch(leased, is_fresh=True)
+        self._begun = ""
         return leased.channel
 
     def channel_by(self, machine: Machine) -> tuple[str, ...]:
@@ -206,16 +208,18 @@ class NodeHead:
         Keeper.of_this_process().forget(self._leased)
 
     def stop(self, *, at_once: bool = False) -> None:
+        begun, self._begun = self._begun, ""
         leased, self._leased = self._leased, None
-        if leased is None:
-            return
-        Keeper.of_this_process().forget(leased)
-        words = *leased.process, "0" if at_once else f"{_END_S:g}"
         with contextlib.suppress(SkywardError, TimeoutError, OSError):  # its lease ends it
-            self._login.run("node.agent.outside", "end", words, timeout_s=2 * _END_S)
+            if leased is not None:
+                Keeper.of_this_process().forget(leased)
+                words = *leased.process, "0" if at_once else f"{_END_S:g}"
+                self._login.run("node.agent.outside", "end", words, timeout_s=2 * _END_S)
+            elif begun:
+                self._login.undo(begun)
 
     def forget_in_child(self) -> None:
-        self._leased = None
+        self._begun, self._leased = "", None
 
 
 class KnownHead(NodeHead):
