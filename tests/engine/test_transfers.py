@@ -53,9 +53,9 @@ class Watched(Relayed):
         return replace(super()._relayed(machine), peer=Peer(node=machine.node, private_ip=self.address))
 
     def carried(self) -> int:
-        """Return the bytes that the links of all nodes have carried."""
+        """Return the bytes that the links of all nodes have carried. A new relay reads modules too, but writes none."""
         texts = [Path(f"/proc/{pid}/io").read_text() for node in self.agents for pid in self.relays(node)]
-        return sum(int(re.findall(r"rchar: (\d+)", text)[0]) for text in texts)
+        return sum(int(re.findall(r"wchar: (\d+)", text)[0]) for text in texts)
 
 
 def rerouted(events: list[sky.events.Event]) -> list[tuple[int, int, str]]:
