@@ -7,7 +7,7 @@ from collections.abc import Callable, MutableMapping
 
 import torch
 
-from .compression import BLOCK, Compressed, compress
+from .compression import BLOCK, Compressed, compress_into
 from .frames import BUFFER_PREFIX
 from .tensors import short_lived
 
@@ -59,11 +59,7 @@ class UpdateEncoder:
 
         def encode(chunk: slice, old: torch.Tensor, new: torch.Tensor) -> None:
             errors = residuals[chunk]
-            compressed = compress(new.sub_(old).add_(errors), self._bits)
-            place = update.part(chunk)
-            place.codes.copy_(compressed.codes)
-            place.scales.copy_(compressed.scales)
-            values = compressed.decoded()
+            values = compress_into(update.part(chunk), new.sub_(old).add_(errors))
             torch.sub(new, values, out=errors)
             torch.add(old, values, out=new)
 

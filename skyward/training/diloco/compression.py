@@ -23,6 +23,12 @@ from .frames import BUFFER_PREFIX, ArrayFrame, WireArray
 
 BLOCK = 128
 """Number of values with one scale, which costs a quarter of a bit for each of them."""
+CHUNK = 127 * BLOCK
+"""Values of a chunk: 64 KiB of float32, so that a few chunks fit into the cache of one processor, also in float64.
+
+Whole blocks, so that compressed arrays can be cut there. Less than half of the 2**15 values from which torch shares
+arrays between threads, which wait for each other with busy processors.
+"""
 BITS = (8, 4)
 """Legal numbers of bits for a value."""
 METADATA_KEY = "quantized"
@@ -78,28 +84,34 @@ class Compressed:
         )
 
 
-def compress(tensor: torch.Tensor, bits: int) -> Compressed:
-    """Return a tensor as whole numbers of scales, rounded to the nearest.
+def compress_into(part: Compressed, flat: torch.Tensor) -> torch.Tensor:
+    """Compress flat values into a part of a compressed tensor, and return them as the receiver has them.
 
-    The largest magnitude of each block is exact up to rounding, and zeros are exact.
+    They become whole numbers of scales, rounded to the nearest. The largest magnitude of each block is exact up to
+    rounding, and zeros are exact.
 
     Args:
-        tensor: Values of any shape, float32 on the CPU.
-        bits: 8 or 4.
+        part: The part, which begins at a whole block.
+        flat: As many values, float32 on the CPU.
     """
-    largest = 2 ** (bits - 1) - 1
-    flat = tensor.detach().reshape(-1)
+    largest = 2 ** (part.bits - 1) - 1
     blocks = torch.nn.functional.pad(flat, (0, -len(flat) % BLOCK)).reshape(-1, BLOCK)
-    scales = blocks.abs().amax(1) / largest
+    scales = torch.div(blocks.abs().amax(1), largest, out=part.scales)
     whole = (blocks / scales[:, None]).nan_to_num_(0.0, 0.0, 0.0)
     whole.add_(_ROUNDING).sub_(_ROUNDING).clamp_(-largest, largest)
-    codes = whole.reshape(-1)[: len(flat)].to(torch.int8)
-    if bits == 4:
-        pairs = torch.nn.functional.pad(codes + 8, (0, len(flat) % 2), value=8).reshape(-1, 2)
-        packed = (pairs[:, 0] | (pairs[:, 1] << 4)).view(torch.uint8)
+    codes = whole.view(-1).to(torch.int8)
+    if part.bits == 4:
+        pairs = codes.add_(8).view(torch.int16)  # the first of two in the lower byte
+        part.codes.copy_(pairs.bitwise_or_(pairs >> 4)[: len(part.codes)])
     else:
-        packed = codes.view(torch.uint8)
-    return Compressed(bits=bits, shape=tuple(tensor.shape), codes=packed, scales=scales)
+        part.codes.copy_(codes[: len(flat)].view(torch.uint8))
+    return whole.mul_(scales[:, None]).view(-1)[: len(flat)]
+
+
+def _empty(shape: torch.Size, bits: int) -> Compressed:
+    count = shape.numel()
+    codes = torch.empty(-(-count * bits // 8), dtype=torch.uint8)
+    return Compressed(bits=bits, shape=tuple(shape), codes=codes, scales=torch.empty(-(-count // BLOCK)))
 
 
 def compress_with_feedback(
@@ -126,9 +138,13 @@ def compress_with_feedback(
         if name.startswith(BUFFER_PREFIX):
             wire[name] = tensor
             continue
-        total = tensor + residuals[name] if name in residuals else tensor
-        wire[name] = compressed = compress(total, bits)
-        errors[name] = total - compressed.decoded()
+        total = tensor + residuals[name] if name in residuals else tensor.clone()
+        errors[name] = total = total.contiguous()
+        wire[name] = compressed = _empty(tensor.shape, bits)
+        flat = total.view(-1)
+        for begin in range(0, len(flat), CHUNK):
+            chunk = slice(begin, begin + CHUNK)
+            flat[chunk] -= compress_into(compressed.part(chunk), flat[chunk])
     return wire, errors
 
 

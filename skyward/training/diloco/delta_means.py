@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import torch
 
-from .compression import Compressed
+from .compression import CHUNK, Compressed
 from .frames import BUFFER_PREFIX, ArrayFrame
-from .tensors import CHUNK, FlatTensors, product_of, squares_of
+from .tensors import FlatTensors, product_of, squares_of
 
 MEASURED = 8
 """Angles are measured on one of so many chunks of each tensor, from its first one on."""

@@ -9,10 +9,10 @@ import torch
 
 from .algorithm import DelayedNesterov, OuterOptimizer, OuterSGD
 from .answers import UpdateEncoder
-from .compression import Compressed
+from .compression import CHUNK, Compressed
 from .delta_means import DeltaMeans
 from .frames import BUFFER_PREFIX
-from .tensors import CHUNK, short_lived
+from .tensors import short_lived
 
 
 class GlobalModel:

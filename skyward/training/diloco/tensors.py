@@ -11,15 +11,9 @@ import torch
 
 from ...errors import UsageError
 from ..parts import is_dtensor
-from .compression import BLOCK, SCALE_PREFIX, Compressed, compressed_in, description
+from .compression import CHUNK, SCALE_PREFIX, Compressed, compressed_in, description
 from .frames import BUFFER_PREFIX, FROZEN_PREFIX, ArrayFrame, WireArray, encode
 
-CHUNK = 127 * BLOCK
-"""Values of a chunk: 64 KiB of float32, so that a few chunks fit into the cache of one processor, also in float64.
-
-Whole blocks, so that compressed arrays can be cut there. Less than half of the 2**15 values from which torch shares
-arrays between threads, which wait for each other with busy processors.
-"""
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
 
 

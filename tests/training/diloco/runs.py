@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from skyward.training.diloco import DiLoCoServer, DiLoCoWorker
+from skyward.training.diloco.compression import Compressed, compress_with_feedback
 from tests.ssh.server import free_port
 
 TOKEN = "a token for tests"
@@ -88,3 +89,10 @@ def train(
     with worker_of(server, model, optimizer, name, **options):
         for number in range(steps):
             step(model, optimizer, number, data_seed)
+
+
+def compress(tensor: torch.Tensor, bits: int) -> Compressed:
+    """Compress one tensor as the first update of a worker does."""
+    compressed = compress_with_feedback({"weight": tensor}, {}, bits)[0]["weight"]
+    assert isinstance(compressed, Compressed)
+    return compressed

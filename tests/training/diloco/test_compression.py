@@ -16,23 +16,32 @@ from skyward.errors import UsageError
 from skyward.training.diloco import compression
 from skyward.training.diloco.compression import (
     BLOCK,
+    CHUNK,
     METADATA_KEY,
     SCALE_PREFIX,
     Compressed,
-    compress,
     compress_with_feedback,
     decoded,
 )
 from skyward.training.diloco.frames import ArrayFrame, decode, size_of
 from skyward.training.diloco.tensors import frame_of, to_tensors
 from tests.doctests import run_examples
+from tests.training.diloco.runs import compress
 
 BITS = [8, 4]
-SHAPES: list[tuple[int, ...]] = [(), (0, 3), (1,), (2, 3), (BLOCK,), (BLOCK + 1,), (3, 2 * BLOCK - 1)]
+SHAPES: list[tuple[int, ...]] = [(), (0, 3), (1,), (2, 3), (BLOCK,), (BLOCK + 1,), (3, 2 * BLOCK - 1), (2 * CHUNK + 5,)]
 
 
 def sent(tensors: dict[str, Any], **options: Any) -> ArrayFrame:
     return decode(bytearray(b"".join(frame_of(tensors, {"round": "3"}, **options))))
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_tensors_in_another_order_of_memory_are_compressed_as_they_read(bits: int) -> None:
+    tensor = torch.randn(2, 3, 70, generator=torch.Generator().manual_seed(0)).permute(2, 0, 1)
+    updates, errors = compress_with_feedback({"weight": tensor}, {"weight": tensor}, bits)
+    assert torch.equal(decoded(updates["weight"]), compress((2 * tensor).contiguous(), bits).decoded())
+    assert torch.allclose(decoded(updates["weight"]) + errors["weight"], 2 * tensor, atol=1e-6)
 
 
 @pytest.mark.parametrize("bits", BITS)

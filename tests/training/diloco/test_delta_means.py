@@ -10,10 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skyward.training.diloco.compression import compress
+from skyward.training.diloco.compression import CHUNK
 from skyward.training.diloco.delta_means import MEASURED, DeltaMeans, DeltaSummary
 from skyward.training.diloco.frames import BUFFER_PREFIX, ArrayFrame, decode
-from skyward.training.diloco.tensors import CHUNK, frame_of, to_tensors
+from skyward.training.diloco.tensors import frame_of, to_tensors
+from tests.training.diloco.runs import compress
 
 SHAPES = {"large": (2, CHUNK // 2 + 77), "odd": (3, 5), "scalar": (), "empty": (0, 4), f"{BUFFER_PREFIX}mean": (9,)}
 WEIGHTS = {"a": 1, "b": 3, "c": 2}

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from skyward.training.diloco.compression import Compressed, compress
+from skyward.training.diloco.compression import CHUNK, Compressed
 from skyward.training.diloco.examination import Findings, Shaped, examine
 from skyward.training.diloco.frames import decode
-from skyward.training.diloco.tensors import CHUNK, frame_of
+from skyward.training.diloco.tensors import frame_of
+from tests.training.diloco.runs import compress
 
 
 def findings(tensors: Mapping[str, torch.Tensor | Compressed]) -> tuple[Findings, list[float]]:
