@@ -5,13 +5,11 @@ The outcome of a call goes to the client as it arrived: values and failures of t
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import field
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
-from ...calls.futures import Future
 from ...calls.named_options import unpack_options
 from ...calls.options import CallOptions
 from ...core.records import dataclass
@@ -23,14 +21,15 @@ from ...wire.task_channel import pieces_of
 from ...wire.tasks import CallKind, Mode, TaskHead
 from ..builder import PackedCall
 from ..direct import DirectEngine
-from ..gang import BEFORE_THIS_HEAD, Gang, RankTask
+from ..gang import BEFORE_THIS_HEAD, Gang
 from ..kept_received import KeptReceived
 from ..kept_values import KeptBlob
 from ..live_actor import LiveActor
 from ..retries import Retries, RetriesLeft
-from ..tasks import Loss, Received, Task, TaskFailure, UndecodedFailure, cannot_send
+from ..tasks import Received, cannot_send
 from ..threads import in_words
 from .client_link import ClientLink
+from .client_tasks import ClientChunk, ClientGang, ClientTask, GangFuture, Promise
 from .fed_inputs import FedInputs
 from .kept_calls import CHUNK, CallFacts, CallPosition, KeptCall, KeptCalls, KeptFrame, KeptOrder, facts_of
 from .messages import ActorMessage, CallMessage, GangMessage, OpenCall, unpack_call
@@ -38,141 +37,6 @@ from .plain import dump_plain, load_plain
 from .references import ClientReferences, Place
 from .requests import Answer
 from .start_permits import StartPermits
-
-
-@dataclass(eq=False, kw_only=True)
-class ClientTask(Task):
-    """Task of the client. Everything that happens to it is sent there."""
-
-    is_relayed: ClassVar[bool] = True
-
-    client: ClientCalls
-    count: int = 1
-    """Number of the user's calls that it contains."""
-    is_permitted: bool = False
-    """Whether it may begin beside the head before the client knows of that."""
-    skip: int = 0
-    """Number of the next parts or items that the journal has already."""
-
-    @property
-    def calls(self) -> int:
-        return self.count
-
-    def on_sent(self) -> None:
-        self.client.sent(self.id)
-
-    def on_retry(self, pause_s: float) -> None:
-        assert self.rerun is not None
-        self.client.retried(self.id, self.rerun.retries.left(pause_s))
-
-    def on_result(self, received: Received) -> None:
-        self.client.value(FrameKind.RESULT, self.id, received, is_last=True)
-
-    def on_part(self, received: Received) -> None:
-        self._add(FrameKind.PART, received)
-
-    def on_item(self, received: Received) -> None:
-        self._add(FrameKind.ITEM, received)
-
-    def _add(self, kind: int, received: Received) -> None:
-        if self.skip:
-            self.skip -= 1
-        else:
-            self.client.value(kind, self.id, received)
-
-    def on_input_credit(self, lane: int) -> None:
-        if self.client.inputs.took(self.id, lane):
-            self.client.link.tell_of_task(FrameKind.IN_CREDIT, self.id, lane=lane)
-
-    def on_error(self, failed: TaskFailure) -> None:
-        self.client.outcome(self.id, "failed", failed)
-
-    def on_failed(self, error: BaseException) -> None:
-        self.client.outcome(self.id, "error", error)
-
-
-@dataclass(eq=False, kw_only=True)
-class ClientChunk(ClientTask):
-    """Task whose losses the client handles, such as a chunk of a map."""
-
-    handles_loss: ClassVar[bool] = True
-
-    def on_lost(self, loss: Loss) -> None:
-        self.client.outcome(self.id, "lost", loss)
-
-
-@dataclass(eq=False, kw_only=True)
-class _ClientGang(Gang):
-    """Gang of the client."""
-
-    client: ClientCalls
-
-    def spend_restart(self) -> float | None:
-        pause_s = super().spend_restart()
-        if pause_s is not None:
-            starts = len(self.past) + 1
-            self.client.retried(self.id, self.retries.left(pause_s, max_restarts=self.restarts_left, starts=starts))
-        return pause_s
-
-
-class Promise(Future[Any]):
-    """Future whose outcome is the reply to a request of the client."""
-
-    def __init__(self, answer: Answer) -> None:
-        super().__init__()
-        self._answer = answer
-        self._settling = threading.Lock()
-
-    def _is_first(self) -> bool:
-        with self._settling:
-            if self.done():
-                return False
-            super().settle(None)
-            return True
-
-    def settle(self, value: Any) -> None:
-        if self._is_first():
-            self._answer("ok", value)
-
-    def settle_error(self, error: Any) -> None:
-        if not self._is_first():
-            return
-        if isinstance(error, UndecodedFailure):
-            self._answer("failed", error.failed)
-        else:
-            self._answer("error", error)
-
-
-class _GangFuture(Future[Any]):
-    """Future of a gang of the client. The gang itself says what came of it."""
-
-    def __init__(self, client: ClientCalls, number: int) -> None:
-        super().__init__(call_id=number)
-        self.client = client
-        self.gang: Gang | None = None
-
-    def set_running(self) -> None:
-        self.client.sent(self.call_id)
-
-    def settle(self, value: Any) -> None:
-        assert self.gang is not None
-        self.client.gang_values(self.gang)
-
-    def settle_error(self, error: Any) -> None:
-        gang = self.gang
-        if gang is not None and gang.failures:
-            failures = [(at, rank, _plain(failure)) for at, rank, failure in gang.failures]
-            self.client.outcome(gang.id, "gang failed", (failures, gang.past, len(gang.tasks)))
-        else:
-            self.client.outcome(self.call_id, "error", error)
-
-
-def must_be_known(task: Task) -> bool:
-    """Return whether the client must know of a task before it begins beside the head."""
-    if isinstance(task, RankTask):
-        return isinstance(task.gang, _ClientGang)
-    # Calls of an actor stay in their order, and none of them begins again.
-    return isinstance(task, ClientTask) and not task.is_permitted and not task.actor
 
 
 @dataclass(slots=True)
@@ -322,9 +186,9 @@ class ClientCalls:
 
     def gang(self, number: int, message: CallMessage, more: GangMessage, call: PackedCall) -> Gang:
         """Return a gang."""
-        future = _GangFuture(self, number)
+        future = GangFuture(self, number)
         options = call.options
-        future.gang = _ClientGang(
+        future.gang = ClientGang(
             client=self,
             id=number,
             name=call.name,
@@ -653,6 +517,11 @@ class ClientCalls:
         for rank, received in sorted(gang.values.items()):
             self.value(FrameKind.PART, gang.id, received, lane=rank)
         self.outcome(gang.id, "gang", None)
+
+    def gang_failed(self, gang: Gang) -> None:
+        """Send the failures of a gang's ranks."""
+        failures = [(at, rank, _plain(failure)) for at, rank, failure in gang.failures]
+        self.outcome(gang.id, "gang failed", (failures, gang.past, len(gang.tasks)))
 
     def outcome(self, number: int, status: str, content: Any) -> None:
         """Send any other end of a call than its value."""

@@ -33,8 +33,9 @@ from ...wire.task_channel import pieces_of
 from ..direct import DirectEngine
 from ..gang import StartedRank
 from ..link import Readable
-from .client_calls import ClientCalls, must_be_known
+from .client_calls import ClientCalls
 from .client_link import ClientLink
+from .client_tasks import must_be_known
 from .coming_nodes import ComingNodes
 from .door import LinkRefused, PassedEnds
 from .handing_over import HandOver
