@@ -91,7 +91,7 @@ ROOMS = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
 
 TWO_MEANINGS = {
     "Call": ["calls/listed.py", "hub/http/routing.py"],
-    "Job": ["hub/client/jobs.py", "training/evaluation/dispatcher.py"],
+    "Job": ["hub/client/job_handle.py", "training/evaluation/dispatcher.py"],
     "NodeLost": ["errors/node.py", "events/machine.py"],
     "PoolClosed": ["errors/usage.py", "events/pool.py"],
 }

@@ -17,8 +17,8 @@ from .client.fluent import start_run as start_run
 from .client.job_command import operations as operations
 from .client.job_command import submit_command as submit_command
 from .client.job_command import submit_operation as submit_operation
-from .client.jobs import Job as Job
-from .client.jobs import JobAttemptInfo as JobAttemptInfo
+from .client.job_handle import Job as Job
+from .client.job_handle import JobAttemptInfo as JobAttemptInfo
 from .client.jobs import job as job
 from .client.jobs import jobs as jobs
 from .client.jobs import map as map

@@ -14,8 +14,9 @@ from ...values.image import Image
 from .connection import HubConnection
 from .job_code import image_fields, packed_code, secret_names
 from .job_file import job_request, read_job_file
+from .job_handle import Job
 from .job_request import upload_file
-from .jobs import Job, job_address
+from .jobs import job_address
 
 
 def submit_command(form: str | os.PathLike[str] | Mapping[str, Any], *, project: str | None = None) -> Job[Any]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...errors import HubError, JobFailed
 from ..client.connection import HubConnection, path_of
-from ..client.jobs import FINAL
+from ..client.job_handle import FINAL
 from ..client.repeated import RepeatedRequests
 from ..client.trial import STOP_ATTRIBUTE, TrialReturn, TrialTask
 from .driver import answer_of

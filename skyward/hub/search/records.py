@@ -9,7 +9,7 @@ from typing import Any
 
 from ...errors import JobFailed, UsageError
 from ..client.connection import HubConnection, path_of
-from ..client.jobs import Job
+from ..client.job_handle import Job
 from ..client.registry import register
 from ..client.settings import Address
 
