@@ -77,7 +77,7 @@ class DiLoCoClient:
         self._request("PUT", "/parameters", pieces)
 
     def submit(
-        self, key: UpdateKey, session: str, pieces: Sequence[memoryview], *, upload: str = "", may_go_on: bool = False
+        self, key: UpdateKey, session: str, pieces: Sequence[memoryview], *, upload: str = "", offset: int = 0
     ) -> None:
         """Send a delta. Raises as `ask`.
 
@@ -86,19 +86,17 @@ class DiLoCoClient:
             session: Session of the worker's process.
             pieces: The frame.
             upload: Name of exactly these bytes. If the connection breaks, a later call goes on where it broke.
-            may_go_on: Whether an earlier call may have sent the beginning.
+            offset: Bytes of it that the server has, by `received`.
         """
-        query = {**asdict(key), "session": session, "upload": upload}
-        offset = self._received(query) if may_go_on and upload else 0
-        path = f"/updates?{urlencode({**query, 'offset': offset})}"
-        if self._request("PUT", path, pieces_from(pieces, offset)) is None and offset:
+        query = {**asdict(key), "session": session, "upload": upload, "offset": offset}
+        if self._request("PUT", f"/updates?{urlencode(query)}", pieces_from(pieces, offset)) is None and offset:
             self.submit(key, session, pieces, upload=upload)
 
-    def _received(self, query: Mapping[str, Any]) -> int:
-        try:
-            return int(self.ask(f"/updates?{urlencode(query)}")["received"])
-        except UsageError:  # a server of an older version, which takes whole deltas only
-            return 0
+    def received(self, key: UpdateKey, session: str, *, upload: str = "") -> int | None:
+        """Return the bytes of an upload that the server has; None if it knows the whole delta. Raises as `ask`."""
+        query = {**asdict(key), "session": session, "upload": upload}
+        answer = self.ask(f"/updates?{urlencode(query)}")
+        return None if answer["is_known"] else int(answer["received"])
 
     def answer(
         self, key: UpdateKey, session: str, *, wait_s: float, download: Download | None = None

@@ -16,6 +16,8 @@ class Download:
     """
 
     def __init__(self) -> None:
+        self.carried = 0
+        """Bytes that have come and that a later request need not bring again, of all bodies. It never falls."""
         self._clear()
 
     @property
@@ -46,6 +48,7 @@ class Download:
             if count == 0:
                 raise EOFError(f"{rest.nbytes} bytes are missing")
             self._size += count
+            self.carried += count if self._tag else 0
             rest = rest[count:]
         body = self._body
         self._clear()

@@ -4,7 +4,7 @@
     POST /heartbeat                       JSON: the same; with wait_s it is answered once the worker is in a round
     GET  /parameters?worker=&tag=&offset= a frame
     PUT  /parameters?worker=&session=     a frame, from the first worker
-    GET  /updates?worker=&session=&base_round=&number=&upload=
+    GET  /updates?worker=&session=&base_round=&number=&upload=    JSON: whether the delta is known; bytes of the upload
     PUT  /updates?worker=&session=&base_round=&number=&upload=&offset=
     GET  /answers?worker=&session=&base_round=&number=&wait_s=&tag=&offset=
     GET  /                                the page; it needs no token
@@ -277,8 +277,9 @@ class DiLoCoApp:
 
     async def _received(self, request: Request) -> Response:
         key, session = _key(request), request.query_params["session"]
-        await run_in_threadpool(self._exchange.find, key, session)
-        return JSONResponse({"received": self._uploads.received(key, request.query_params["upload"])})
+        is_known = await run_in_threadpool(self._exchange.find, key, session) != "unknown"
+        received = self._uploads.received(key, request.query_params["upload"])
+        return JSONResponse({"is_known": is_known, "received": received})
 
     async def _answer(self, request: Request) -> Response:
         key, session = _key(request), request.query_params["session"]

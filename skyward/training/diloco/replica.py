@@ -35,6 +35,8 @@ class SentFragment:
     """Pieces of its frame, once it was needed."""
     upload: str = ""
     """Name of these bytes for the server, once they were sent."""
+    uploaded: int = 0
+    """Most of these bytes that the server had when it was asked."""
     residuals: dict[str, torch.Tensor] | None = None
     """Rounding errors of its compression, which go into the fragment's next frame."""
 

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...errors import UsageError
@@ -37,8 +37,6 @@ class PendingUpdate:
     sent: SentFragment
     may_have_arrived: bool = True
     """Whether the server may know it. Then it is asked first, because a delta is large."""
-    download: Download = field(default_factory=Download)
-    """Beginning of its answer, if that broke off."""
 
 
 class WorkerSeat:
@@ -77,7 +75,9 @@ class WorkerSeat:
         """Whether the server applies each update as it comes."""
         self.last_send_mb = 0.0
         self._download = Download()
-        """Beginning of parameters that broke off."""
+        """Beginning of a frame that broke off."""
+        self._uploaded = 0
+        """Bytes that the server has kept of uploads that broke off."""
         self._has_joined = False
 
     @property
@@ -85,6 +85,11 @@ class WorkerSeat:
         """Key of the worker's next update."""
         assert self.base_round is not None
         return UpdateKey(worker=self.worker, base_round=self.base_round, number=self.number)
+
+    @property
+    def carried(self) -> int:
+        """Bytes that have come through, and need not again. Those of an upload count once it goes on."""
+        return self._download.carried + self._uploaded
 
     @property
     def fragment(self) -> int:
@@ -178,7 +183,7 @@ class WorkerSeat:
         if self.is_async and self._replica.num_fragments > 1:
             return False  # each fragment has a base of another round, and nobody keeps those
         try:  # its update may have arrived before it was killed; it will compute the same one again
-            return self._client.answer(self.key, self.session, wait_s=0) != "unknown"
+            return self._client.received(self.key, self.session) is None
         except WorkerRefused as refusal:
             return refusal.kind is RefusalKind.OTHERS_ENDED
 
@@ -197,7 +202,7 @@ class WorkerSeat:
             answer: ArrayFrame | Literal["unknown"] | None = "unknown"
             if pending.may_have_arrived:
                 wait_s = min(left, LONG_POLL_S)
-                answer = self._client.answer(pending.key, self.session, wait_s=wait_s, download=pending.download)
+                answer = self._client.answer(pending.key, self.session, wait_s=wait_s, download=self._download)
             if isinstance(answer, ArrayFrame):
                 return answer
             if answer == "unknown":
@@ -219,6 +224,13 @@ class WorkerSeat:
             self._replica.set_base(frame)
         pieces = self._replica.prepare(pending.sent)
         self.last_send_mb = size_of(pieces) / 1e6
-        may_go_on = bool(pending.sent.upload)
+        offset = 0
+        if pending.sent.upload:
+            received = self._client.received(pending.key, self.session, upload=pending.sent.upload)
+            if received is None:
+                return  # it has arrived whole since the server was asked
+            offset = received
+            self._uploaded += max(0, offset - pending.sent.uploaded)
+            pending.sent.uploaded = max(offset, pending.sent.uploaded)
         pending.sent.upload = pending.sent.upload or secrets.token_hex(8)
-        self._client.submit(pending.key, self.session, pieces, upload=pending.sent.upload, may_go_on=may_go_on)
+        self._client.submit(pending.key, self.session, pieces, upload=pending.sent.upload, offset=offset)

@@ -72,7 +72,7 @@ class DiLoCoWorker:
         timeout: Longest wait for the other workers, and longest silence of the server, in seconds.
         heartbeat_interval: Seconds between two signs of life; 0: none.
         max_sync_retries: Retries of a synchronisation that failed, after pauses of 2, 4, 8, ... seconds. A start has as
-            many.
+            many. One that carries a transfer further does not count.
         dylu: Take fewer steps than `sync_every` in each round on a slower worker, so that all are ready at the same
             time (Dynamic Local Updates, arXiv 2401.09135). The server advises the number in its answers to heartbeats.
         num_fragments: Parts of the model that are exchanged one after another, the same for all workers.
@@ -357,20 +357,28 @@ class DiLoCoWorker:
         return self._with_retries(lambda: self._synchronise(deadline), deadline)
 
     def _with_retries(self, action: Callable[[], T], deadline: float) -> T:
-        """Do something, again after pauses if the server does not answer. The last ServerUnreachable is raised."""
+        """Do something, again after pauses if the server does not answer. The last ServerUnreachable is raised.
+
+        An attempt that carried a transfer further does not count, because the next one goes on there. The deadline
+        ends them all.
+        """
         pause = FIRST_PAUSE_S
-        attempt = 0
+        failures, carried = 0, self._seat.carried
         while True:
             try:
                 return action()
             except ServerUnreachable as error:
-                if attempt == self._retries or time.perf_counter() >= deadline or self._ended.is_set():
+                before, carried = carried, self._seat.carried
+                if carried > before:
+                    pause = FIRST_PAUSE_S
+                else:
+                    failures += 1
+                if failures > self._retries or time.perf_counter() >= deadline or self._ended.is_set():
                     raise
                 _log.warning("worker %s retries in %g s: %s", self.worker_id, pause, error)
                 self._metrics.counts["sync_retries"] += 1
                 self._ended.wait(pause)
                 pause = min(2 * pause, MOST_PAUSE_S)
-                attempt += 1
 
     def _synchronise(self, deadline: float) -> None:
         while True:
