@@ -12,6 +12,7 @@ from pathlib import Path
 import cloudpickle
 import pytest
 from hypothesis import HealthCheck, settings
+from pytest_timeout import Settings
 
 from skyward.core.process import collect_rarely
 from tests.__main__ import HOSTS
@@ -140,6 +141,16 @@ def pytest_runtestloop() -> None:
     gc.enable()
     gc.freeze()
     collect_rarely()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
+    """Limit what a failed test does at its end too. pytest-timeout has just stopped its timer, for a debugger."""
+    if isinstance(node, pytest.Item) and not node.config.getoption("usepdb"):
+        marker = node.get_closest_marker("timeout")
+        limit_s = float(marker.args[0] if marker else node.config.getini("timeout"))
+        limit = Settings(limit_s, "signal", func_only=False, disable_debugger_detection=False)
+        node.config.hook.pytest_timeout_set_timer(item=node, settings=limit)
 
 
 class _Progress:

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -70,6 +70,19 @@ def ran(place: Place, what: str) -> list[int]:
     return [int(number) for path in texts if path.exists() for number in path.read_text().split()]
 
 
+def put_to_sleep(clients: Iterable[subprocess.Popen[str]], runtime: Path) -> list[int]:
+    """Stop clients, then what belongs to them: a keeper may just start a command, and a connection may just end."""
+    for client in clients:
+        client.send_signal(signal.SIGSTOP)
+    asleep = [client.pid for client in clients]
+    while new := [pid for found in client_processes(runtime).values() for pid in found if pid not in asleep]:
+        for pid in new:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+        asleep += new
+    return asleep
+
+
 def test_a_client_that_slept_beyond_all_leases_loses_what_was_not_detached_and_nothing_else(
     place: Callable[[int], Place], runtime: Path, tmp_path: Path
 ) -> None:
@@ -91,16 +104,14 @@ def test_a_client_that_slept_beyond_all_leases_loses_what_was_not_detached_and_n
     outputs = {what: client.stdout for what, client in clients.items() if client.stdout is not None}
     try:
         assert [output.readline() for output in outputs.values()] == ["runs\n"] * 3
-        others = [pid for found in client_processes(runtime).values() for pid in found]
-        asleep = [*(client.pid for client in clients.values()), *others]
-        for pid in asleep:
-            os.kill(pid, signal.SIGSTOP)
+        asleep = put_to_sleep(clients.values(), runtime)
         nothing_runs_on([own])  # all leases are over
         for host in here.hosts:
             host.write(GO, "")
         until(lambda: len(ran(here, "detached")) == 4)  # the pool goes on
         for pid in asleep:
-            os.kill(pid, signal.SIGCONT)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
         for client in clients.values():
             assert client.stdin is not None
             client.stdin.write("\n")
