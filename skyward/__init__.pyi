@@ -17,9 +17,6 @@ from .calls.actor import PendingActor as PendingActor
 from .calls.actor import actor as actor
 from .calls.actor_handle import ActorHandle as ActorHandle
 from .calls.batching import batched as batched
-from .calls.compute import ComputeFunction as ComputeFunction
-from .calls.compute import PendingCompute as PendingCompute
-from .calls.compute import PendingComputeGroup as PendingComputeGroup
 from .calls.compute import compute as compute
 from .calls.compute import gather as gather
 from .calls.futures import Future as Future
@@ -28,6 +25,9 @@ from .calls.options import CallOptions as CallOptions
 from .calls.output import silent as silent
 from .calls.output import stderr as stderr
 from .calls.output import stdout as stdout
+from .calls.pending import ComputeFunction as ComputeFunction
+from .calls.pending import PendingCompute as PendingCompute
+from .calls.pending import PendingComputeGroup as PendingComputeGroup
 from .console.logs import LogFiles as LogFiles
 from .node.slot.channels import channel as channel
 from .node.slot.runtime import instance_info as instance_info

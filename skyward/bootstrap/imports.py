@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from types import CodeType, FunctionType, ModuleType
 
-from ..calls.compute import ComputeFunction
+from ..calls.pending import ComputeFunction
 from .code import Code
 from .roots import is_installed
 

@@ -24,7 +24,7 @@ from ..errors import UsageError
 from ..schedule.resources import Need
 from .active import Target, resolve_target
 from .batching import check_concurrency
-from .compute import find_by_name, is_importable
+from .importable import find_by_name, is_importable
 from .needs import need_of
 
 P = ParamSpec("P")

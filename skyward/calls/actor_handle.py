@@ -17,9 +17,9 @@ from ..errors import UsageError
 from ..values.launch import ProcessLaunch
 from ..values.pinned import Pinned
 from .actor import HANDLE_NAMES, ActorBase, ActorClass
-from .compute import ComputeFunction
 from .hosted import CallMethod
 from .options import CallOptions, proper_options
+from .pending import ComputeFunction
 
 P = ParamSpec("P")
 T_co = TypeVar("T_co", covariant=True)

@@ -23,8 +23,8 @@ from ..core import interrupts
 from ..core.records import dataclass
 from ..errors import PoolClosed, UsageError
 from ..values.ref import Ref, Spliced, held_by
-from .compute import PendingCompute
 from .futures import Future
+from .pending import PendingCompute
 from .undecoded import Undecoded
 
 _log = logging.getLogger(__name__)

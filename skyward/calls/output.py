@@ -15,7 +15,7 @@ from typing import Any, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 from ..core.signatures import checked_options
 from ..errors import UsageError
 from ..values.topology import InstanceInfo
-from .compute import ComputeFunction
+from .pending import ComputeFunction
 
 P = ParamSpec("P")
 R = TypeVar("R")

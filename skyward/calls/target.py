@@ -15,9 +15,10 @@ from ..core.spellings import no_attribute
 from ..core.unrun import Unrun, short
 from ..errors import UsageError
 from ..values.launch import RankValues
-from .compute import ComputeFunction, PendingCompute, PendingComputeGroup, pending_of
+from .compute import pending_of
 from .futures import Failures, Future, joined, streamed, values_of
 from .needs import check_node_count
+from .pending import ComputeFunction, PendingCompute, PendingComputeGroup
 
 P = ParamSpec("P")
 T = TypeVar("T")

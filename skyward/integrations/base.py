@@ -21,7 +21,7 @@ from functools import wraps
 from importlib import import_module
 from typing import Any, ClassVar, Literal, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
-from ..calls.compute import ComputeFunction
+from ..calls.pending import ComputeFunction
 from ..core.signatures import checked_options
 from ..core.spellings import suggestion
 from ..errors import MissingDependency, UsageError

@@ -21,8 +21,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from ..calls.compute import PendingCompute
 from ..calls.options import CallOptions
+from ..calls.pending import PendingCompute
 from ..errors import MissingDependency
 from ..wire.seen import SeenArrays
 

@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any
 
 from ..calls.actor_handle import ActorMethod
-from ..calls.compute import PendingCompute
 from ..calls.futures import Future, value_of
+from ..calls.pending import PendingCompute
 from ..core import interrupts
 from ..errors import UsageError
 

@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any
 
 from ..calls.actor_handle import ActorMethod, actor_of_call, refuse_broadcast
-from ..calls.compute import PendingCompute
 from ..calls.futures import Failures, Future, followed, value_of
 from ..calls.graphs import GraphRoot, Graphs, has_calls
 from ..calls.options import CallOptions
+from ..calls.pending import PendingCompute
 from ..console.activity import Progress, ProgressBoard
 from ..engine.builder import PackedCall, Place
 from ..engine.engine import Engine

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..calls.compute import PendingCompute
 from ..calls.futures import Future
+from ..calls.pending import PendingCompute
 
 _AHEAD = 64
 """Gangs that wait or run at once. Each takes several nodes, so more would only wait."""

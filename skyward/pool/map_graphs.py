@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from ..calls.compute import ComputeFunction, PendingCompute
 from ..calls.futures import value_of
 from ..calls.graphs import GraphRoot, has_calls
+from ..calls.pending import ComputeFunction, PendingCompute
 
 Prepare = Callable[[Sequence[PendingCompute[Any]]], list[GraphRoot]]
 """Function that prepares the graphs of one send; see `Graphs.prepare`."""

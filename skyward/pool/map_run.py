@@ -15,10 +15,10 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import Any, Literal
 
-from ..calls.compute import ComputeFunction
 from ..calls.futures import refuse_to_wait
 from ..calls.graphs import has_calls
 from ..calls.options import CallOptions
+from ..calls.pending import ComputeFunction
 from ..console.activity import Progress, ProgressBoard
 from ..core import interrupts
 from ..core.records import dataclass

@@ -19,8 +19,9 @@ from typing import Any
 
 import cloudpickle
 
-from ..calls.compute import ComputeFunction, is_importable
 from ..calls.graphs import has_calls
+from ..calls.importable import is_importable
+from ..calls.pending import ComputeFunction
 from ..core import interrupts
 from ..engine.tasks import WireFunction
 from ..errors import ArgumentNotPicklable, NotRun, UsageError

@@ -14,7 +14,7 @@ from concurrent.futures import Future as StdFuture
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
 
 from ..accelerators import Accelerator
-from ..calls.compute import PendingCompute
+from ..calls.pending import PendingCompute
 from ..console.announcer import EventStream
 from ..console.words import usd
 from ..core import interrupts

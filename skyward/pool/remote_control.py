@@ -7,9 +7,9 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..calls.compute import PendingCompute
 from ..calls.control import Client, check_job_id
 from ..calls.futures import Future
+from ..calls.pending import PendingCompute
 from ..engine.engine import Engine
 from ..engine.questions import NOBODY
 from ..errors import ControlFailed, PoolClosed, UsageError

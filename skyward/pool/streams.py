@@ -7,8 +7,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from ..calls.compute import ComputeFunction
 from ..calls.futures import Future
+from ..calls.pending import ComputeFunction
 from ..core.records import dataclass
 from ..engine.engine import Engine
 from ..engine.tasks import CallTask, Received, StreamTask, TaskFailure

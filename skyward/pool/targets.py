@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ..calls.actor import PendingActor
 from ..calls.actor_handle import ActorMethod
-from ..calls.compute import ComputeFunction, PendingCompute, PendingComputeGroup, as_compute
+from ..calls.compute import as_compute
 from ..calls.futures import Failures, Future, refuse_to_wait, value_of, values_of
+from ..calls.pending import ComputeFunction, PendingCompute, PendingComputeGroup
 from ..calls.target import CallTarget
 from ..core import interrupts
 from ..core.signatures import check_arguments

@@ -32,8 +32,9 @@ from typing import Any, ClassVar, ParamSpec, TypeVar, cast
 import cloudpickle
 import pytest
 
-from ..calls.compute import ComputeFunction, compute
+from ..calls.compute import compute
 from ..calls.output import silent, stdout
+from ..calls.pending import ComputeFunction
 from ..errors import MissingDependency, UsageError
 from ..integrations.base import integrations_of
 from ..node.slot.runtime import instance_info

@@ -191,4 +191,5 @@ def test_a_pending_call_is_a_frozen_value() -> None:
 
 def test_the_examples_run() -> None:
     assert run_examples(sys.modules["skyward.calls.compute"])
+    assert run_examples(sys.modules["skyward.calls.pending"])
     assert run_examples(options)

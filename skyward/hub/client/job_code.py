@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ...bootstrap.code import Code, gather
-from ...calls.compute import PendingCompute
+from ...calls.pending import PendingCompute
 from ...errors import ArgumentNotPicklable, UsageError
 from ...values.image import DEFAULT_IMAGE, Image
 from ...values.secret import Secret

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...accelerators import Accelerator
-from ...calls.compute import PendingCompute
+from ...calls.pending import PendingCompute
 from ...errors import UsageError
 from ...values.image import Image
 from .connection import HubConnection, path_of

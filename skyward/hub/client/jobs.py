@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from ...accelerators import Accelerator
-from ...calls.compute import PendingCompute, as_compute, pending_of
+from ...calls.compute import as_compute, pending_of
+from ...calls.pending import PendingCompute
 from ...errors import UsageError
 from ...values.image import Image
 from .connection import HubConnection, path_of

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ...calls.compute import ComputeFunction
+from ...calls.pending import ComputeFunction
 from ...errors import HubError, SkywardError, UsageError
 from ...node.slot.runtime import current_call, current_rank
 from ..model.product import PREFIX

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...calls.compute import ComputeFunction, PendingCompute, compute
+from ...calls.compute import compute
 from ...calls.control import CommandState
 from ...calls.options import CallOptions
+from ...calls.pending import ComputeFunction, PendingCompute
 from ...engine.questions import SILENT
 from ...errors import (
     BudgetExceeded,

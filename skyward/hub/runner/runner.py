@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ...calls.compute import PendingCompute
+from ...calls.pending import PendingCompute
 from ...errors import HubUnreachable, NoCapacity, SkywardError, UsageError
 from ...events.base import Event
 from ...events.machine import PhaseOutput, PhaseStarted, PreemptionNotice

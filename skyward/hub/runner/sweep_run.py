@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ...calls.compute import PendingCompute
+from ...calls.pending import PendingCompute
 from ...errors import HubError, HubUnreachable, MissingDependency, PoolClosed
 from ...pool.pool import ComputePool
 from ...wire.payloads import pickle_whole

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...calls.compute import ComputeFunction, PendingCompute
 from ...calls.options import CallOptions
+from ...calls.pending import ComputeFunction, PendingCompute
 from ...pool.pool import ComputePool
 from ...values.launch import ProcessLaunch
 from ..client.optuna_storage import OptunaStorage

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from ...calls.compute import ComputeFunction, PendingCompute, compute
+from ...calls.compute import compute
 from ...calls.options import CallOptions
+from ...calls.pending import ComputeFunction, PendingCompute
 from ...errors import UsageError
 from ...pool.pool import ComputePool
 from ...values.launch import ProcessLaunch

@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...accelerators import Accelerator
-from ...calls.compute import ComputeFunction, as_compute
+from ...calls.compute import as_compute
+from ...calls.pending import ComputeFunction
 from ...errors import MissingDependency, UsageError
 from ..client.connection import HubConnection, path_of
 from ..client.fluent import current_experiment, current_spool

@@ -18,10 +18,10 @@ from itertools import chain
 from typing import Any, NoReturn
 
 from ...calls.actor_handle import ActorMethod
-from ...calls.compute import PendingCompute
 from ...calls.futures import Future, refuse_to_wait, this_thread, value_of, values_of
 from ...calls.graphs import Graphs
 from ...calls.named_options import pack_options
+from ...calls.pending import PendingCompute
 from ...calls.undecoded import Undecoded
 from ...core import interrupts
 from ...errors import ArgumentNotPicklable, PoolClosed, RemoteError, UsageError

@@ -18,7 +18,7 @@ from dataclasses import field
 from itertools import islice
 from typing import Any, Protocol
 
-from ...calls.compute import ComputeFunction
+from ...calls.pending import ComputeFunction
 from ...core.process import PACKAGE_ROOT
 from ...core.records import dataclass
 from ...errors import NotRun, PayloadNotLoadable, ResultNotPicklable, TaskExited, UsageError

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 from ...calls.active import PoolLike, open_pools
 from ...calls.actor_handle import ActorMethod, actor_of_call, refuse_broadcast
-from ...calls.compute import PendingCompute, PendingComputeGroup
 from ...calls.futures import Future, followed, value_of, values_of
 from ...calls.graphs import has_calls
+from ...calls.pending import PendingCompute, PendingComputeGroup
 from ...calls.target import CallTarget
 from ...core.records import dataclass
 from ...errors import PoolClosed, UsageError

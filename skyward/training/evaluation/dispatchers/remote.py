@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ....calls.compute import PendingCompute
+from ....calls.pending import PendingCompute
 from ....core.bounds import is_positive
 from ....errors import InternalError, NodeError, TaskTimeout, UsageError
 from ..dispatcher import Job, Outcome
