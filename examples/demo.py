@@ -265,7 +265,7 @@ def show_run(server: Any, run_id: str) -> None:
         print(f"   {sign_in_link(server, page)}", flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             threading.Event().wait()
-    print("\nSee the run of the training, now or later, by the link that this prints:")
+    print("\nThe hub keeps the run of the training. This command starts it, and prints a link:")
     print(f"   {COMMAND} hub up --data {RECORDS / 'hub'}")
 
 

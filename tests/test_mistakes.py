@@ -236,6 +236,8 @@ NAMES = [
     Mistake("from skyward", _imports("from skyward import Worker"), ImportError, ("concurrency=4, executor=",)),
     Mistake("from training", _imports("from skyward.training import DDPTrainr"), ImportError, ("mean DDPTrainer?",)),
     Mistake("sky.Spec", lambda _: untyped.Spec, AttributeError, ("ComputePool(any_of=[",)),
+    Mistake("sky.attach", lambda _: untyped.attach, AttributeError, ('sky.ComputePool.attach("train")',)),
+    Mistake("sky.Ray", lambda _: untyped.Ray, AttributeError, ('engine="ray"', "sky.RayCluster(")),
     Mistake("sky.volumes", lambda _: untyped.volumes, AttributeError, ("volumes={", "sky.Volume(")),
     Mistake("sky.storage", lambda _: untyped.storage, AttributeError, ("sky.Volume(",)),
     Mistake("sky.Actor", lambda _: untyped.Actor, AttributeError, ("write @sky.actor above the class",)),
@@ -288,10 +290,11 @@ def test_tables_of_missing_names_hold_no_existing_name(pool: sky.ComputePool) ->
         "provider": PROVIDERS,
         **{
             kind.__name__: inspect.signature(kind).parameters
-            for kind in (sky.Image, sky.Volume, sky.AWS, sky.SSH, sky.Local)
+            for kind in (sky.Image, sky.Volume, sky.AWS, sky.SSH, sky.Local, sky.RayCluster)
         },
     }
     places["SSH"] = set(places["SSH"]) - {"hosts"}
+    places["RayCluster"] = set(places["RayCluster"]) - {"shell"}
     assert set(places) == set(FOREIGN)
     for place, names in places.items():
         assert not set(names) & set(FOREIGN[place]), place
@@ -329,6 +332,8 @@ OPTIONS = [
     Mistake("retries=", lambda _: made(retries=1), UsageError, ("@sky.compute(retries=3",)),
     Mistake("concurency=", lambda _: made(concurency=1), UsageError, ("did you mean concurrency=?",)),
     Mistake("nodes=(4, 1)", lambda _: made(nodes=(4, 1)), UsageError, ("nodes.min=4", "exceeds max=1")),
+    Mistake("ray=", lambda _: made(ray=True), UsageError, ('engine="ray"', "sky.RayCluster(")),
+    Mistake("min=", lambda _: made(min=0), UsageError, ("write nodes=(2, 8)",)),
     Mistake("min_nodes=", lambda _: made(min_nodes=2), UsageError, ("write nodes=(2, 8)",)),
     Mistake("idle_timeout=", lambda _: made(idle_timeout=60), UsageError, ("write idle_timeout_s=600",)),
     Mistake("A100:8", lambda _: made(accelerator="A100:8"), UsageError, ("sky.accelerators.A100(count=8)",)),
@@ -350,6 +355,12 @@ OPTIONS = [
     Mistake("SSH()", lambda _: untyped.SSH(), UsageError, ("hosts: SSH requires it", "hosts=[")),
     Mistake("SSH(host=)", lambda _: untyped.SSH(host="gpu1"), UsageError, ("hosts=[",)),
     Mistake("password=", lambda _: untyped.SSH(hosts=["a"], password="p4ss"), UsageError, ("ssh-copy-id",)),
+    Mistake("RayCluster()", lambda _: untyped.RayCluster(), UsageError, ('sky.RayCluster("me@head")',)),
+    Mistake("RayCluster(ray)", lambda _: sky.RayCluster("ray://h:1"), UsageError, ("address='ray://h:1'",)),
+    Mistake(
+        "RayCluster(text)", lambda _: sky.RayCluster("kubectl exec a --"), UsageError, ("list: ['kubectl', 'exec'",)
+    ),
+    Mistake("disks", lambda _: untyped.RayCluster("a", resources=["x"]), UsageError, ("resources=['x']: must be a d",)),
     Mistake("reigon=", lambda _: untyped.AWS(reigon="x"), UsageError, ("did you mean region=?",)),
     Mistake("AWS(region)", lambda _: untyped.AWS("us-east-1"), UsageError, ('region="us-east-1"',)),
     Mistake("Local(nodes=)", lambda _: untyped.Local(nodes=2), UsageError, ("set this option of the pool",)),

@@ -61,7 +61,7 @@ def check_file(path: str, what: str) -> None:
             if status.st_uid not in _our_ids():
                 raise UsageError(f"{what}={path}: belongs to {_name(status.st_uid)}; {_advice(path)}")
         if not stat.S_ISREG(file.st_mode):
-            raise UsageError(f"{what}={path}: is not a regular file; remove it")
+            raise UsageError(f"{what}={path}: is not a regular file; name or write another one")
         if file.st_mode & stat.S_IWOTH:
             raise UsageError(f"{what}={path}: everybody may write to it; run `chmod o-w {path}`")
 

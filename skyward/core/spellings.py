@@ -17,9 +17,11 @@ _ELSEWHERE = "does not exist yet; use sky.AWS, sky.Local, or sky.SSH for any mac
 _ACTOR = "write @sky.actor above the class; Model(...) >> pool makes an object"
 _VOLUME = 'write ComputePool(volumes={"/data": sky.Volume("cache")})'
 _UPLOAD = 'write pool.upload("data"), or pool.upload("here", "there")'
-_DETACHED = "pools do not outlive their program yet; open one with `with sky.ComputePool(...) as pool:`"
+_POOL = "open a pool: with sky.ComputePool(...) as pool; with name= and detached_for_s= it outlives the program"
+_ATTACH = 'write sky.ComputePool.attach("train")'
 _ELASTIC = "write nodes=(2, 8): the pool grows while calls wait, and shrinks when it is idle"
 _IDLE = "write idle_timeout_s=600: an idle pool gives its machines back"
+_RAY = 'write ComputePool(engine="ray"), or provider=sky.RayCluster("me@head") for a cluster that you have'
 _SEVERAL = "write ComputePool(any_of=[sky.SSH(hosts=[...]), sky.AWS()]); its machines come from one of them"
 _DEVICES = 'write accelerator="A100", or accelerator=sky.accelerators.A100(count=8) for 8 per node'
 _OF_THE_POOL = "set this option of the pool: sky.ComputePool(...)"
@@ -54,9 +56,11 @@ FOREIGN: dict[str, dict[str, str]] = {
         **_each(_INTEGRATIONS, "write sky.integrations.{name}"),
         **_each("A100 H100 H200 L4 T4", "write sky.accelerators.{name}()"),
         **_each("S3Volume storage Storage volumes mount", _VOLUME),
-        **_each("Client server App Session", _DETACHED),
+        **_each("Client server App Session", _POOL),
         **_each("function remote task delayed", f"write @sky.compute above the function, and {_SEND}"),
         **_each("init pool connect", _OPEN),
+        **_each("attach reattach", _ATTACH),
+        **_each("Ray Cluster", _RAY),
         **_each("Actor cls", _ACTOR),
         **_each("Queue", "write sky.queue(name)"),
         **_each("Offer offers InstanceType", "write pool.offers(), or `skyward offers` in a shell"),
@@ -141,7 +145,7 @@ FOREIGN: dict[str, dict[str, str]] = {
         **_each("zone instance_type instance_types", _OF_THE_PROVIDER),
         **_each("pip apt env includes excludes python packages shell_vars", _OF_THE_IMAGE),
         **_each("retries retry retry_on max_restarts retry_on_interruption", _OF_THE_DECORATOR),
-        **_each("min_nodes max_nodes autoscale autoscaling adaptive", _ELASTIC),
+        **_each("min max desired min_nodes max_nodes autoscale autoscaling adaptive", _ELASTIC),
         **_each("autoscale_idle_timeout idle_timeout autostop idle_duration scaledown_window keep_alive", _IDLE),
         **_each("workers num_workers max_workers n_jobs processes", "write nodes=2, concurrency=4"),
         **_each("plugins plugin", _DECORATE),
@@ -149,6 +153,7 @@ FOREIGN: dict[str, dict[str, str]] = {
         **_each("ssh_retry_interval provision_retry_delay max_provision_attempts", "omit it: nodes are always retried"),
         **_each("hosts host", 'write provider=sky.SSH(hosts=["gpu1"])'),
         **_each("verbose quiet progress", "write console=True or console=False"),
+        **_each("ray cluster ray_address", _RAY),
         "budget": "write budget_usd=",
         "health_checker": "omit it: lost nodes are always replaced",
         "provider": 'pass sky.Local(), sky.SSH(...) or sky.AWS(), or write ComputePool.named("train") for skyward.toml',
@@ -188,6 +193,10 @@ FOREIGN: dict[str, dict[str, str]] = {
         "password": "passwords are not supported; install a key with ssh-copy-id",
         "username": "write user=",
         "*": 'pass options by name: hosts=["gpu1"]',
+    },
+    "RayCluster": {
+        **_each("hosts host head", 'pass a machine of the cluster first: sky.RayCluster("me@head")'),
+        "shell": 'write sky.RayCluster("me@head"), or a command: ["kubectl", "exec", "-i", "head", "--"]',
     },
     "Volume": {
         **_each("bucket prefix", 'write sky.Volume("s3://bucket/prefix")'),

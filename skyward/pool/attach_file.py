@@ -68,14 +68,15 @@ def _read(path: str | os.PathLike[str]) -> DetachedPool:
     except OSError as error:
         advice = "write it with `skyward ps NAME --export FILE` on the machine that opened the pool, and copy it here"
         raise _refuse(path, f"cannot be read: {error.strerror}; {advice}") from error
-    if mode & 0o077:
-        raise _refuse(path, f"has the key of a pool, and others may use it (mode {mode:o}); run `chmod 600 {path}`")
     try:
-        return detached.pool_of(_without_missing_paths(json.loads(text)))
+        pool = detached.pool_of(_without_missing_paths(json.loads(text)))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise _refuse(
             path, "is not a file of a detached pool; write it again with `skyward ps NAME --export FILE`"
         ) from error
+    if mode & 0o077:
+        raise _refuse(path, f"has the key of a pool, and others may use it (mode {mode:o}); run `chmod 600 {path}`")
+    return pool
 
 
 def _without_missing_paths(value: Any) -> Any:

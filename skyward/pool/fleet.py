@@ -164,7 +164,7 @@ def names_meant(name: str) -> list[str]:
     known |= {pool.pool: pool.name for pool in detached.detached_pools() if not pool.has_ended}
     if name in known:
         return [name]
-    meant = sorted(pool for pool, label in known.items() if name in (label, pool.rpartition("-")[0]))
+    meant = sorted(pool for pool, label in known.items() if name and name in (label, pool.rpartition("-")[0]))
     if meant:
         return meant
     if _FULL_NAME.fullmatch(name):  # it ended after the user read its name
@@ -177,7 +177,7 @@ def output_of(name: str) -> str:
     """Return the full name of the pool whose output is kept: an open pool of that name or label, or the latest one."""
     from ..state.outputs import outputs
 
-    meant = [pool for pool in live.live_pools() if name in (pool.pool, pool.label)]
+    meant = [pool for pool in live.live_pools() if name and name in (pool.pool, pool.label)]
     if meant:
         return max(meant, key=lambda pool: (pool.is_alive, pool.began)).pool
     kept: Sequence[str] = outputs()

@@ -14,9 +14,13 @@ def checked_spec(provider: Provider, spec: PoolSpec) -> PoolSpec:
     """Warn of what the image asks for in vain, and return the request with the user's code. Raises UsageError."""
     image, acting = spec.image, provider.acts_on_image
     if image.container and "container" not in acting:
+        why = (
+            'which runs calls in this interpreter; install podman, and use sky.SSH(hosts=["localhost"])'
+            if provider.shares_files
+            else "whose nodes stay as they are; omit it, or use sky.SSH(hosts=[...])"
+        )
         raise UsageError(
-            f"Image.container={image.container!r}: {provider!r} runs calls in this interpreter; install "
-            'podman, and use sky.SSH(hosts=["localhost"])',
+            f"Image.container={image.container!r}: not supported with {provider.name}, {why}",
             field="container",
             value=image.container,
         )

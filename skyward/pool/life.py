@@ -240,7 +240,8 @@ class PoolLife:
         """Return the state and the engine of a detached pool that is open. Raises UsageError; PoolClosed."""
         if self.detachment is None:
             raise UsageError(
-                "pool: is not detached, so it has no calls of other programs; open it with detached_for_s= and name="
+                f"pool={self.label or self.name!r}: is not detached, so it ends with this program; open it with "
+                "detached_for_s= and name="
             )
         engine, _ = self.running()
         return self.detachment, cast("HostedEngine", engine)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import pickle
 import threading
 import types
@@ -23,6 +24,7 @@ from ..calls.graphs import has_calls
 from ..calls.importable import is_importable
 from ..calls.pending import ComputeFunction
 from ..core import interrupts
+from ..core.signatures import innermost
 from ..engine.tasks import WireFunction
 from ..errors import ArgumentNotPicklable, NotRun, UsageError
 from ..values.launch import ProcessLaunch
@@ -70,8 +72,8 @@ class Packer:
             if interrupts.is_from_handler(error):
                 raise
             raise ArgumentNotPicklable(
-                f"the function {name!r} cannot be sent: {type(error).__name__}: {error}. It uses something from "
-                "outside (a global, a closure) that cannot be pickled; make it inside the function",
+                f"the function {name!r} cannot be sent: {type(error).__name__}: {error}. It uses "
+                f"{_unpicklable_in(function)}, which cannot be pickled; make it inside the function",
                 argument=name,
             ) from error
 
@@ -281,6 +283,19 @@ def _add_parts(function: types.FunctionType, made: Fingerprint, seen: set[int]) 
             return False
         made.cells.append((cell, cell.cell_contents))
     return not function.__dict__ and all(_add(part, made, seen) for part in parts)
+
+
+def _unpicklable_in(function: Any) -> str:
+    """Name the global or the variable around a function that cannot be pickled, for a message."""
+    code = innermost(function.fn if isinstance(function, ComputeFunction) else function)
+    if isinstance(code, types.FunctionType):
+        outside = inspect.getclosurevars(code)
+        for name, value in {**outside.nonlocals, **outside.globals}.items():
+            try:
+                cloudpickle.dumps(value)
+            except Exception:
+                return f"{name!r} from outside"
+    return "something from outside (a global, a closure)"
 
 
 def _global_names(code: types.CodeType) -> list[str]:

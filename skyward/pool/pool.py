@@ -124,9 +124,9 @@ class ComputePool(PoolTarget, NodeAccess, DetachedAccess, SharedNames):
             one process need different names. In a notebook, a new pool closes the one with the same name or variable.
         detached_for_s: Seconds > 0 that the pool goes on without a client, from the moment when the client dies or
             calls `detach()`. Another program gets it by `ComputePool.attach(name)`. Leaving the block still closes the
-            pool. Needs a `name`, and nodes of `sky.SSH` or one machine of `sky.AWS`; several nodes go on
-            alone once Ray carries the calls to all of them. A lost node is not replaced. None: the pool ends
-            with this program.
+            pool. Needs a `name`, and nodes of `sky.SSH` or one machine of `sky.AWS`. Several nodes go on
+            alone once Ray carries the calls to all of them. A node that is lost while no client is there is replaced
+            by the next one. None: the pool ends with this program.
         engine: Carrier of the calls. "direct": this program schedules, and is connected to each node. "ray": the first
             node schedules, and Ray joins the nodes, so calls and values of tasks go straight between them. It needs
             `sky.SSH` or `sky.AWS`, and a `max` of at least 2. If Ray does not come up, the pool ends with a
@@ -319,7 +319,7 @@ class ComputePool(PoolTarget, NodeAccess, DetachedAccess, SharedNames):
         """
         if (name is None) == (file is None):
             raise UsageError("attach(): takes the name of a pool or file=, one of the two; pass one", field="name")
-        known = attachable(name or adopt(file or "").pool)
+        known = attachable(adopt(file).pool if file is not None else name or "")
         pool = cls(
             provider_of(known),
             name=known.name,

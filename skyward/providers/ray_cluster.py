@@ -98,6 +98,8 @@ class RayCluster:
     lease_s: float = 60.0
 
     def __post_init__(self) -> None:
+        if isinstance(self.shell, str):
+            _check_host(self.shell)
         if isinstance(self.shell, str | SSHHost):
             object.__setattr__(self, "shell", read_host(self.shell, "RayCluster.shell"))
         elif _is_command(self.shell):
@@ -112,6 +114,8 @@ class RayCluster:
                 raise UsageError(
                     f"RayCluster.{field}={getattr(self, field)!r}: must be a text; leave it out for the usual"
                 )
+        if not isinstance(self.resources, Mapping):
+            raise UsageError(f'RayCluster.resources={self.resources!r}: must be a dict; write resources={{"disk": 1}}')
         for name, amount in self.resources.items():
             if isinstance(amount, bool) or not isinstance(amount, int | float) or not 0 <= amount < float("inf"):
                 raise UsageError(f"RayCluster.resources[{name!r}]={amount!r}: must be a number >= 0; set 1")
@@ -176,6 +180,17 @@ class RayCluster:
             bundle["accelerator"] = spec.accelerator.name
         bundle |= self.resources
         return {name: amount for name, amount in bundle.items() if amount}
+
+
+def _check_host(shell: str) -> None:
+    """Refuse a text that is another thing than a host, and say how that is written. Raises UsageError."""
+    if "://" in shell:
+        raise UsageError(
+            f'RayCluster.shell={shell!r}: an address, which leads to no machine; write "user@host", and '
+            f"address={shell!r} if ray.init needs it there"
+        )
+    if len(shell.split()) > 1:
+        raise UsageError(f"RayCluster.shell={shell!r}: a command in one text; write a list: {shlex.split(shell)!r}")
 
 
 def _is_command(shell: object) -> bool:
@@ -349,7 +364,10 @@ class _Cluster:
         if done.code == _NO_CONNECTION:
             raise Unreachable(f"ray_cluster {provider.where}: {done.error_text}; check `shell`", host=provider.where)
         if done.code:
-            raise _refused(provider, f"does not run ({done.error_text}); name the cluster's Python by its path")
+            raise _refused(
+                provider,
+                f"does not run ({done.error_text or f'exit code {done.code}'}); name the cluster's Python by its path",
+            )
         python, ray = json.loads(done.text.splitlines()[-1])
         if _numbers(python) < _LEAST_PYTHON:
             least = ".".join(map(str, _LEAST_PYTHON))

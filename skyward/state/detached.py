@@ -156,8 +156,14 @@ def find(name: str) -> DetachedPool:
     if ended:
         raise refuse_ended(ended[-1])
     known = sorted({pool.name for pool in pools if not pool.has_ended})
-    advice = f"use one of {', '.join(known)}" if known else "open one with detached_for_s= first, because there is none"
-    raise UsageError(f"pool={name!r}: no detached pool of that name on this machine; {advice}")
+    advice = (
+        f"use one of {', '.join(known)}"
+        if known
+        else 'open one first: sky.ComputePool(..., name="train", detached_for_s=3600)'
+    )
+    raise UsageError(
+        f"pool={name!r}: no detached pool of that name on this machine; {advice}", field="name", value=name
+    )
 
 
 def refuse_ended(pool: DetachedPool) -> UsageError:

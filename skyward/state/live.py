@@ -101,9 +101,9 @@ def find(name: str) -> LivePool:
     """Return the open pool with that name or label; the youngest if several share the label. Raises UsageError."""
     pools = live_pools()
     exact = [pool for pool in pools if pool.pool == name]
-    matching = exact or [pool for pool in pools if pool.label == name]
+    matching = exact or [pool for pool in pools if name and pool.label == name]
     if not matching:
-        known = ", ".join(pool.label or pool.pool for pool in pools)
+        known = ", ".join(dict.fromkeys(pool.label or pool.pool for pool in pools))
         advice = f"use one of {known}" if known else "open one first, because none is open"
         raise UsageError(f"pool {name!r}: no open pool of that name on this machine; {advice}")
     return max(matching, key=lambda pool: (pool.is_alive, pool.began))

@@ -40,7 +40,7 @@ class Nodes:
         for field, least in (("min", 0), ("desired", 0), ("max", 1)):
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise _refusal(field, value, f"must be a whole number >= {least}; set {field}=1 or more")
+                raise _refusal(field, value, _at_least(field, least))
         if self.min > self.max:
             raise _refusal("min", self.min, f"exceeds max={self.max}; swap the two, or raise max")
         if not self.min <= self.start <= self.max:
@@ -70,7 +70,9 @@ class Nodes:
                     value=nodes,
                 )
             least, most = nodes
-            return cls(least, max=most) if most else cls(least, max=-1)
+            if most == 0:
+                raise _refusal("max", most, _at_least("max", 1))
+            return cls(least, max=most)
         if isinstance(nodes, bool) or not isinstance(nodes, int) or nodes < 1:
             raise UsageError(
                 f"nodes={nodes!r}: must be a whole number >= 1; set nodes=1 or more, or a pair such as nodes=(0, 4) "
@@ -79,6 +81,10 @@ class Nodes:
                 value=nodes,
             )
         return cls(nodes, max=nodes)
+
+
+def _at_least(field: str, least: int) -> str:
+    return f"must be a whole number >= {least}; set {field}={least} or more"
 
 
 def _refusal(field: str, value: object, problem: str) -> UsageError:

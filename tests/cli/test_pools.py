@@ -129,6 +129,16 @@ def test_down_asks_for_confirmation(
     assert live.live_pools() == []
 
 
+def test_an_empty_name_means_no_pool(capsys: pytest.CaptureFixture[str]) -> None:
+    """`skyward down "$POOL"` with a variable that is not set must not end all pools without a name."""
+    nameless = LivePool(pool="pool-0123abcd", label="", provider="local", wanted=1, is_rented=False)
+    live.announce(nameless)
+    for command in (["down", "", "--yes"], ["ssh", ""], ["logs", ""]):
+        assert main(command) == 1
+        assert "pool '': no " in capsys.readouterr().err
+    assert live.live_pools() == [nameless]
+
+
 def test_down_of_an_ended_pool_is_no_error_and_a_typo_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["down", "train-0123abcd", "--yes"]) == 0
     assert "nothing is left of it" in capsys.readouterr().out

@@ -70,13 +70,15 @@ def a_pool(**fields: Any) -> DetachedPool:
 
 
 def test_attaching_to_an_unknown_name_tells_which_there_are() -> None:
-    with pytest.raises(UsageError, match="no detached pool of that name .* because there is none"):
+    with pytest.raises(UsageError, match="no detached pool of that name .* open one first"):
         sky.ComputePool.attach("train")
     detached.record(a_pool())
     with pytest.raises(
         UsageError, match="pool='trian': no detached pool of that name on this machine; use one of train"
     ):
         sky.ComputePool.attach("trian")
+    with pytest.raises(UsageError, match="pool='': no detached pool"):
+        sky.ComputePool.attach("")
 
 
 def test_a_record_is_private_and_keeps_no_key_once_its_pool_has_ended(state: Path) -> None:
@@ -146,7 +148,7 @@ def test_only_the_newest_pools_that_have_ended_are_kept() -> None:
 def test_a_pool_that_is_not_detached_has_no_calls_to_take() -> None:
     with sky.ComputePool(sky.Local(), logs=False) as pool:
         for use in (pool.calls, pool.detach, lambda: pool.future(2), lambda: pool.extend(5)):
-            with pytest.raises(UsageError, match=r"pool: is not detached, .* open it with detached_for_s="):
+            with pytest.raises(UsageError, match=r"pool=.*: is not detached, .* open it with detached_for_s="):
                 use()
         with pytest.raises(UsageError, match=r"extend\.seconds=0: must be a number of seconds > 0"):
             pool.extend(0)

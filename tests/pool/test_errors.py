@@ -305,7 +305,9 @@ class TestWhatCannotTravel:
         def use() -> bool:
             return lock.locked()
 
-        with pytest.raises(ArgumentNotPicklable, match="the function 'use' cannot be sent: .*make it inside the"):
+        with pytest.raises(
+            ArgumentNotPicklable, match="the function 'use' cannot be sent: .*'lock' from outside.*make it"
+        ):
             sky.compute(use)() >> pool
 
     def test_an_argument_that_cannot_be_unpickled_on_the_node_is_reported(self, pool: sky.ComputePool) -> None:

@@ -36,9 +36,9 @@ def test_a_number_a_pair_and_bounds_are_legal(written: Any, bounds: tuple[int, i
         (True, ("nodes=True",)),
         ("4", ("nodes='4'",)),
         ((1, 2, 3), ("nodes=(1, 2, 3)", "sky.Nodes(min=2, desired=4, max=8)")),
-        ((0, 0), ("nodes.max", ">= 1")),
+        ((0, 0), ("nodes.max=0", ">= 1", "set max=1 or more")),
         ((8, 2), ("nodes.min=8", "exceeds max=2", "swap")),
-        ((-1, 2), ("nodes.min=-1", ">= 0")),
+        ((-1, 2), ("nodes.min=-1", ">= 0", "set min=0 or more")),
         ((1, 2.5), ("nodes.max=2.5",)),
     ],
 )
