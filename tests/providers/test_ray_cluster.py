@@ -76,7 +76,7 @@ def script(path: Path, text: str) -> str:
     ("options", "message"),
     [
         ({"shell": []}, r"shell=\[\]: neither a host nor a command"),
-        ({"shell": "a b"}, "shell='a b': not a host"),
+        ({"shell": "a b"}, "shell='a b': a command in one text"),
         ({"python": ""}, "python='': must be a text"),
         ({"resources": {"disk": -1}}, r"resources\['disk'\]=-1: must be a number >= 0"),
         ({"lease_s": 0}, "lease_s=0: must be a number of seconds > 0"),
