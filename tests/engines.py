@@ -13,6 +13,7 @@ from skyward.engine.engine import Engine
 from skyward.engine.head.messages import HeadConfig
 from skyward.engine.head.place import LocalHead, folder_for, head_on
 from skyward.engine.hosted import HostedEngine
+from skyward.engine.hosted_members import HostedMembers
 from skyward.engine.lender import command_to
 from skyward.engine.ray.links import RayWays
 from skyward.pool.engines import Way
@@ -27,7 +28,9 @@ __all__ = [
     "is_moving",
     "journaled_pool",
     "leave",
+    "members_of",
     "next_client",
+    "open_calls",
     "permitted_calls",
     "raised_pool",
     "ray_pool",
@@ -45,6 +48,20 @@ def head_place(pool: sky.ComputePool) -> int | None:
     """Return the node beside the head; None: the head is in the program."""
     engine, _ = pool._life.running()  # no public name tells
     return next(iter(engine.members.last), None)
+
+
+def members_of(pool: sky.ComputePool) -> HostedMembers:
+    """Return the nodes of a pool with a head, as its program has them in its books."""
+    engine, _ = pool._life.running()  # users never hold the engine
+    assert isinstance(engine, HostedEngine)
+    return engine.members
+
+
+def open_calls(pool: sky.ComputePool) -> frozenset[int]:
+    """Return the numbers of the calls of which the program of a pool with a head has no outcome."""
+    engine, _ = pool._life.running()  # users never hold the engine
+    assert isinstance(engine, HostedEngine)
+    return frozenset(engine.ledger.tasks)
 
 
 def without_ray(pool: sky.ComputePool) -> sky.ComputePool:

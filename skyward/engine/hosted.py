@@ -526,6 +526,7 @@ class HostedEngine:
             "actor_moved": self._actor_moved,
             "came": lambda: None,
             "forbid": self._forbid,
+            "given_back": self._given_back,
             "inputs_at": self._inputs_at,
             "retried": self._retried,
             "thing": lambda kind, name, is_there: self._heads.note_thing((kind, name), is_there=is_there),
@@ -542,6 +543,9 @@ class HostedEngine:
 
     def _forbid(self, numbers: list[int]) -> None:
         self._calls.forbid(numbers)
+
+    def _given_back(self, node: int) -> None:
+        self.members.given_back(node)
 
     def _inputs_at(self, number: int, positions: dict[int, tuple[Any, ...]]) -> None:
         self._calls.inputs_at(number, positions)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..errors import NodeLost
 from ..schedule.scaling import Demand
 from ..values.machine import Machine
 from .head.requests import Requests
@@ -53,6 +54,8 @@ class HostedMembers:
         self._heads = 1
         """Number of heads so far."""
         self._leaving: frozenset[int] = frozenset()
+        self._gone: set[int] = set()
+        """Nodes that the head was about to end, as it has told, when they were given back last."""
 
     @property
     def there(self) -> tuple[int, ...]:
@@ -145,14 +148,26 @@ class HostedMembers:
         if machine is None:
             return False
         self._expected.setdefault(node, machine.slots)  # first, so that another head is told of it
-        is_gone = self._heads_of_pool().go_home if node in self.last else partial(self._requests.ask, "give_back")
-        if not is_gone(node):
+        self._gone.discard(node)
+        give_back = self._heads_of_pool().go_home if node in self.last else partial(self._requests.ask, "give_back")
+        try:
+            give_back(node)
+        except NodeLost:  # with the head, which may have told of the node
+            if node not in self._gone:
+                raise
+        if node not in self._gone:  # whatever the answer of a head that does not know the node
             return False
-        with self._ledger:
-            self._ledger.machines.pop(node, None)
-            self._leaving -= {node}
         self._left(node)
         return True
+
+    def given_back(self, node: int) -> None:
+        """Strike out a node, as the head tells: all of its outcomes are here, and its agent ends now.
+
+        Needs the ledger's lock.
+        """
+        self._ledger.machines.pop(node, None)
+        self._leaving -= {node}
+        self._gone.add(node)
 
     def refuse_resting(self, slots: int) -> None:
         self._requests.ask("refuse_resting", slots)

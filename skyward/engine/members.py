@@ -180,8 +180,14 @@ class Membership:
             link = self._ledger.links.get(node)
             return link is not None and self._may_go(link)
 
-    def give_back(self, node: int) -> bool:
-        """Stop using a node, and let its agent end. Returns False, and changes nothing, if the node is in use."""
+    def give_back(self, node: int, confirm: Callable[[], object] = lambda: None) -> bool:
+        """Stop using a node, and let its agent end. Returns False, and changes nothing, if the node is in use.
+
+        Args:
+            node: The node.
+            confirm: Called when nothing can begin there anymore, and before the agent ends. Returns once whoever goes
+                on after this process has all outcomes of the node. If it raises, the agent is not told to end.
+        """
         ledger = self._ledger
         link = ledger.links.get(node)
         # Nobody may be reading the link when it is closed here, or its end would look like the loss of the node.
@@ -191,26 +197,37 @@ class Membership:
             with ledger:
                 if not self._may_go(link):
                     return False
-                ledger.tell(node, FrameKind.SHUTDOWN)
-                self._lines.drop(link)
-                self._nodes.unwatch(link)
-                del ledger.links[node], ledger.machines[node]
-                ledger.resting.add(node)
-                self._leaving.discard(node)
-                self._dispatcher.perform(ledger.scheduler.node_lost(node, will_return=True))
-                for on_left in self._on_left:
-                    on_left(node)
-                self._nodes.tell_all()
-                if link.dialler is None:
-                    # Under the lock, as in `link_repair`: the descriptor's number may be reused.
-                    with contextlib.suppress(ChannelClosed):
-                        link.flush()
-                    link.close()
-            if link.dialler is not None:
-                link.finish(time.monotonic() + _FINISH_S)
+                self._take_out(link)
+            try:
+                confirm()
+                link.send(FrameKind.SHUTDOWN)
+            finally:
+                self._close(link)
             return True
         finally:
             link.reading.release()
+
+    def _take_out(self, link: NodeLink) -> None:
+        """Let a node rest: nothing is read from it, and no call goes there."""
+        ledger, node = self._ledger, link.node
+        self._lines.drop(link)
+        self._nodes.unwatch(link)
+        del ledger.links[node], ledger.machines[node]
+        ledger.resting.add(node)
+        self._leaving.discard(node)
+        self._dispatcher.perform(ledger.scheduler.node_lost(node, will_return=True))
+        for on_left in self._on_left:
+            on_left(node)
+        self._nodes.tell_all()
+
+    def _close(self, link: NodeLink) -> None:
+        if link.dialler is not None:
+            link.finish(time.monotonic() + _FINISH_S)
+            return
+        with self._ledger:  # as in `link_repair`: the descriptor's number may be reused
+            with contextlib.suppress(ChannelClosed):
+                link.flush()
+            link.close()
 
     def _may_go(self, link: NodeLink) -> bool:
         ledger, node = self._ledger, link.node

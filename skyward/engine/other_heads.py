@@ -250,7 +250,9 @@ class OtherHeads:
         if other is None:
             return False
         self._go_on(other, before, loss)
-        if node is None:
+        if node is None and not self._ledger.machines:  # it was lost while it gave the last one back, or after that
+            self._ray.rest()
+        elif node is None:
             self._ray.give_up("no node was left, so the scheduler is in this program")
         else:
             self._ray.move(node)
@@ -304,7 +306,7 @@ class OtherHeads:
         try:
             if home is None or self._hand_over(home, before, node) is None:
                 return False
-        except NodeLost:  # another head begins, and finds out what became of the node
+        except NodeLost:  # another head begins, and finds out what became of the node, unless its end was told
             return False
         self._ray.rest()
         return True
@@ -347,7 +349,6 @@ class OtherHeads:
                     begun = self._go_on(other, before, HeadLoss(is_none=True), things)
                     self._leave(former)
                 else:
-                    del self._ledger.machines[node]
                     begun = self._go_on(other, before, HeadLoss(is_none=True), things)
                     former.stop(at_once=True)
         finally:

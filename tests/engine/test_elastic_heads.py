@@ -14,14 +14,17 @@ import pytest
 
 import skyward as sky
 from skyward.errors import NodeLost, PoolClosed, RefLost
-from skyward.events import Emit, Event, PoolScaled
+from skyward.events import Emit, Event, NodeReplaced, PoolScaled
+from skyward.events import NodeLost as NodeLostEvent
 from skyward.testing.engine_suite import appear, wait_for
 from skyward.values.machine import Machine, Offer, PoolSpec
 from tests.engine.test_hosted_faults import heads_of
-from tests.engines import hosted_pool
+from tests.engines import hosted_pool, members_of, open_calls
 from tests.waiting import until
 
 _LIMIT_S = 60.0
+_LARGE = 30_000_000
+"""Bytes of a value that is still on its way when its node has nothing to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,11 +96,17 @@ def node() -> int:
 
 
 @sky.compute
-def hold(folder: Path, name: str) -> int:
+def hold(folder: Path, name: str, gate: str = "go") -> int:
     with open(folder / f"began-{name}", "a", encoding="ascii") as file:
         file.write("x")
-    wait_for(folder / "go")
+    wait_for(folder / gate)
     return node.local()
+
+
+@sky.compute
+def fill(folder: Path, name: str) -> bytes:
+    hold.local(folder, name)
+    return bytes(_LARGE)
 
 
 def test_many_waiting_calls_get_further_nodes(elastic: Elastic, tmp_path: Path) -> None:
@@ -155,6 +164,48 @@ def test_nodes_that_were_leaving_go_after_the_death_of_the_head(elastic: Elastic
     assert sorted(future.result(_LIMIT_S) for future in running) == [0, 1, 2]
     until(lambda: len(pool.agent_pids()) == pool.nodes == 1)
     assert node() @ pool == list(pool.agent_pids())
+
+
+@pytest.mark.parametrize("is_noted", [False, True])
+def test_a_head_that_dies_while_it_gives_a_node_back_costs_no_value_and_no_machine(
+    elastic: Elastic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_noted: bool
+) -> None:
+    """`is_noted`: whether the program has the end of the node in its books when the head dies."""
+    pool, provider = elastic.pool, elastic.provider
+    provider.gate.set()
+    pool.scale(3)
+    provider.waits.clear()
+    elastic.events.clear()
+    members, told = members_of(pool), list[tuple[int, frozenset[int]]]()
+    given_back = members.given_back
+
+    def die(node: int) -> None:
+        told.append((node, open_calls(pool)))
+        if len(told) > 1 or is_noted:
+            given_back(node)
+        if len(told) == 1:
+            kill_head()
+
+    monkeypatch.setattr(members, "given_back", die)
+    running = hold(tmp_path, "running", "go on") > pool.node(0)
+    values = {number: fill(tmp_path, str(number)) > pool.node(number) for number in (1, 2)}
+    for name in ("running", "1", "2"):
+        wait_for(tmp_path / f"began-{name}")
+    pool.scale(1)
+    until(lambda: pool.nodes == 1)
+    waiting = hold(tmp_path, "waiting", "go on") > pool
+    appear(tmp_path / "go")
+    until(lambda: told)
+    appear(tmp_path / "go on")
+    assert [len(value.result(_LIMIT_S)) for value in values.values()] == [_LARGE] * 2
+    assert running.result(_LIMIT_S) == 0
+    waiting.result(_LIMIT_S)
+    until(lambda: len(pool.agent_pids()) == pool.nodes == 1)
+    assert {(tmp_path / f"began-{name}").read_text() for name in ("running", "waiting", "1", "2")} == {"x"}
+    assert len(told) == (2 if is_noted else 3)
+    assert not [node for node, still_open in told if node in values and values[node].call_id in still_open]
+    assert not provider.waits.is_set()
+    assert not [event for event in elastic.events if isinstance(event, NodeLostEvent | NodeReplaced)]
 
 
 @pytest.mark.parametrize("killed", ["head", "target", "source"])

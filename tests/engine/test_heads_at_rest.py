@@ -14,10 +14,10 @@ import pytest
 
 import skyward as sky
 from skyward.errors import NoCapacity, PoolClosed
-from skyward.events import Event, PoolScaled, ScalingFailed
+from skyward.events import Event, NodeLost, NodeReplaced, PoolScaled, ScalingFailed
 from skyward.node.agent.apart import kill_all
 from tests.engine.test_hosted_faults import heads_of
-from tests.engines import head_place, hosted_pool
+from tests.engines import head_place, hosted_pool, members_of, open_calls
 from tests.own_hosts import OwnHosts
 from tests.waiting import until
 
@@ -161,6 +161,33 @@ def test_a_head_that_dies_while_it_hands_over_costs_no_call(resting: Resting, tm
     for future in waiting:
         future.result(_LIMIT_S)
     assert [(tmp_path / str(number)).read_text() for number in range(8)] == ["x"] * 8
+
+
+@pytest.mark.parametrize("is_noted", [False, True])
+def test_a_head_that_dies_while_it_gives_the_last_node_back_costs_no_value_and_no_machine(
+    resting: Resting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_noted: bool
+) -> None:
+    """`is_noted`: whether the program has the end of the node in its books when the head dies."""
+    pool, heads = resting.pool, resting.provider.login.heads
+    members, told = members_of(pool), list[frozenset[int]]()
+    given_back = members.given_back
+
+    def die(node: int) -> None:
+        told.append(open_calls(pool))
+        if len(told) > 1 or is_noted:
+            given_back(node)
+        if len(told) == 1:
+            kill_all(heads[-1])
+
+    monkeypatch.setattr(members, "given_back", die)
+    assert note(tmp_path / "once") >> pool == 0
+    resting.provider.begins.clear()
+    until(lambda: told)
+    until(lambda: pool.nodes == 0 and head_place(pool) is None)
+    assert told == [frozenset()] * (1 if is_noted else 2)
+    assert not resting.provider.begins.is_set()
+    assert (tmp_path / "once").read_text() == "x"
+    assert not [event for event in resting.events if isinstance(event, NodeLost | NodeReplaced)]
 
 
 @pytest.mark.parametrize("fault", ["refuses", "breaks"])

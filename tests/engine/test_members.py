@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 
 import pytest
 
 from skyward.engine.kept_received import KeptReceived
-from skyward.errors import NodeLost
+from skyward.errors import NodeLost, PoolClosed
 from skyward.events import NodeLost as NodeLostEvent
 from skyward.node.slot.link import blob_body
 from skyward.wire.blobs import Blob
@@ -41,6 +42,24 @@ def test_an_idle_node_is_told_to_end_and_calls_wait_for_another(parts: Parts) ->
     assert waiting.told == []
     assert members.demand().waiting == 1
     assert not [event for event in parts.events if isinstance(event, NodeLostEvent)]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_agent_ends_only_when_that_is_confirmed_and_the_node_is_in_no_book_before(
+    parts: Parts, fails: bool
+) -> None:
+    members, told = parts.members(), list[tuple[list[int], bool]]()
+    agent, _ = parts.add_node(0), parts.add_node(1)
+
+    def confirm() -> None:
+        told.append((agent.kinds(), 0 in parts.ledger.machines or 0 in members.there))
+        if fails:
+            raise PoolClosed("pool: closed")
+
+    with pytest.raises(PoolClosed) if fails else contextlib.nullcontext():
+        members.give_back(0, confirm)
+    assert told == [([], False)]
+    assert agent.kinds() == ([] if fails else [FrameKind.SHUTDOWN])
 
 
 def test_a_node_in_use_is_not_given_back(parts: Parts) -> None:

@@ -1,4 +1,10 @@
-"""Nodes that come and go while a head runs: requests of its client, which decides and has the machines."""
+"""Nodes that come and go while a head runs: requests of its client, which decides and has the machines.
+
+The agent of a node that is given back holds outcomes until the client has them (`settling`), and ends with them. So the
+client hears first that the node goes, behind all outcomes. From then on its books say that nothing is left there. If
+the head dies before, the next one finds the node. If it dies after, the next one is not told of it, and does not miss
+it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from ...calls.futures import Future
 from ..members import Membership
 
 
@@ -15,12 +22,23 @@ class ComingNodes:
 
     Args:
         members: Nodes of the engine.
+        ask: Asks the client, behind all outcomes, whether it is there.
+        tell_gone: Tells it, behind all outcomes, that a node is given back.
         left: Called with the number of a node that was given back.
         is_first: Whether this is the pool's first head.
     """
 
-    def __init__(self, members: Membership, *, left: Callable[[int], object], is_first: bool) -> None:
+    def __init__(
+        self,
+        members: Membership,
+        *,
+        ask: Callable[[], Future[Any]],
+        tell_gone: Callable[[int], Future[Any]],
+        left: Callable[[int], object],
+        is_first: bool,
+    ) -> None:
         self._members = members
+        self._ask, self._tell_gone = ask, tell_gone
         self._left = left
         self.are_known = threading.Event()
         """Set when the nodes of an earlier head are known. Until then, all would seem to be at rest."""
@@ -48,8 +66,18 @@ class ComingNodes:
         return sorted(self._members.leaving)
 
     def give_back(self, node: int) -> bool:
-        """Stop using a node. Return False if it is in use."""
-        is_gone = self._members.give_back(node)
+        """Stop using a node. Return False if it is in use. Its agent ends once the client has all of its outcomes."""
+        is_gone = self._members.give_back(node, confirm=partial(self._confirm, node))
         if is_gone:
             self._left(node)
         return is_gone
+
+    def _confirm(self, node: int) -> None:
+        """Wait until the client has all outcomes of a node, and knows that it is given back.
+
+        Runs in a thread of the request, which ends with this process: when the client is gone, or is away for longer
+        than the lease.
+        """
+        # The end of a gang is sent a moment after its last rank has ended. The thread that does that reads this reply.
+        self._ask().result()
+        self._tell_gone(node).result()

@@ -107,7 +107,13 @@ class Head:
         self._ways = NodeWays(config, engine, self.turns, lent=self._lent, request=self._request, kept=self._kept)
         if not self.was_killed:
             self._ways.are_open.set()
-        self._coming = ComingNodes(engine.members, left=self._on_left, is_first=not config.heads_before)
+        self._coming = ComingNodes(
+            engine.members,
+            ask=self._ask_if_it_came,
+            tell_gone=lambda node: self._requests.begin("given_back", node, priority=BLOBS),
+            left=self._on_left,
+            is_first=not config.heads_before,
+        )
         self._handover = HandOver(
             self._ledger,
             engine.shared,
