@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,12 +20,15 @@ from typing import Any
 import pytest
 
 import skyward as sky
+from skyward.bootstrap.environments import own_wheel, repacked
 from skyward.cli import main
 from skyward.errors import HeadLost, PoolClosed, RefLost, StateLost, UsageError
 from skyward.state import detached
 from skyward.values.machine import LogLine
+from skyward.wire.frames import PROTOCOL_VERSION
 from tests.hosts.bed import ROOT
 from tests.hosts.faults import EPSILON_S, Place, client_processes, kill_head, nothing_runs_on, pids
+from tests.hosts.host import Host
 from tests.waiting import until
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(240)]
@@ -76,6 +82,20 @@ except sky.errors.PoolClosed as error:
     pool.close()
 print("left", flush=True)
 """
+
+
+ELSEWHERE = """
+import skyward as sky
+
+try:
+    with sky.ComputePool.attach(file="/root/train.pool", logs=False) as pool:
+        (call,) = pool.calls()
+        print(pool.future(call).result(60), sky.compute(abs)(-7) >> pool)
+        raise ZeroDivisionError  # an error closes the pool, too
+except (sky.errors.UsageError, ZeroDivisionError) as error:
+    print(error)
+"""
+"""Program on another host, with an older version of skyward."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +155,9 @@ def client_of(place: Callable[[int], Place], runtime: Path, state: None) -> Iter
     here.hosts[0].run("sh", "-c", "rm -f /tmp/skyward-0/*.ended")  # last words stay, and others look for what is left
 
 
-def test_calls_of_a_killed_client_are_taken_once_by_the_next(client_of: Callable[..., Client]) -> None:
+def test_calls_of_a_killed_client_are_taken_once_by_the_next_and_by_an_older_one_on_another_host(
+    client_of: Callable[..., Client], place: Callable[[int], Place], tmp_path: Path
+) -> None:
     client = client_of()
     host = client.place.hosts[0]
     client.kill()
@@ -154,15 +176,29 @@ def test_calls_of_a_killed_client_are_taken_once_by_the_next(client_of: Callable
     until(lambda: not pool.calls())
     with pytest.raises(UsageError, match="its value was taken"):
         pool.future(by_name["fails"])
+    unread = sky.compute(abs)(-6) > pool
+    until(unread.done)
     pool.detach()
     texts = [line.text for line in lines]
     assert "went on 3" in texts
     shown = [int(text.split()[1]) for text in texts if text.startswith("item")]
     assert shown == list(range(shown[0], 100))
-    with pytest.raises(ZeroDivisionError), sky.ComputePool.attach("train") as again:
-        assert again.calls() == []
-        raise ZeroDivisionError  # an error closes the pool, too
-    nothing_runs_on(client.place.hosts)
+    assert main(["ps", "train", "--export", str(tmp_path / "train.pool")]) == 0
+    elsewhere, bed, home = place(2).hosts[1], client.place.bed, "/root/.ssh"
+    elsewhere.write("/root/train.pool", (tmp_path / "train.pool").read_text(), mode=0o600)
+    elsewhere.write(f"{home}/key", bed.key_file.read_text(), mode=0o600)
+    elsewhere.write(f"{home}/known_hosts", bed.known_hosts.read_text())
+    config = bed.ssh_config.read_text().replace(str(bed.key_file), f"{home}/key")
+    elsewhere.write(f"{home}/config", config.replace(str(bed.known_hosts), f"{home}/known_hosts"))
+    try:
+        refused, told = (_told_by_an_older_version(elsewhere, versions) for versions in (2, 1))
+    finally:
+        files = [f"{home}/{name}" for name in ("key", "known_hosts", "config")]
+        elsewhere.run("rm", "-rf", "/root/train.pool", "/root/older", *files)
+    advice = rf"which does not fit 0\.0\.8 of this program; install skyward=={re.escape(sky.__version__)} here\n"
+    assert re.fullmatch(rf"pool='train-\w+': its head runs skyward {re.escape(sky.__version__)}, {advice}", refused)
+    assert told == "6 7\n\n"
+    nothing_runs_on([*client.place.hosts, elsewhere])
     with pytest.raises(UsageError, match="ended on .* because its program closed it"):
         sky.ComputePool.attach("train")
 
@@ -224,6 +260,23 @@ def test_one_client_has_the_pool_until_another_takes_it_over(
     capsys.readouterr()
     assert main(["ps", "train"]) == 1
     assert "because of `skyward down`" in capsys.readouterr().err
+
+
+def _told_by_an_older_version(host: Host, versions: int) -> str:
+    """Install a version on a host that is older by this number, run the program there, and return what it prints."""
+    for wheel in (own_wheel(), repacked("cloudpickle"), repacked("xxhash")):
+        assert wheel is not None
+        with zipfile.ZipFile(io.BytesIO(wheel.content)) as archive:
+            archive.extractall(host.path("/root/older"))
+    frames = host.path("/root/older/skyward/wire/frames.py")
+    protocol = f"PROTOCOL_VERSION = {PROTOCOL_VERSION - versions}\n"
+    text, count = re.subn(r"^PROTOCOL_VERSION = .*\n", protocol, frames.read_text(), flags=re.MULTILINE)
+    assert count == 1
+    frames.write_text(text)
+    host.write("/root/older/skyward/_version.py", f'__version__ = "0.0.{10 - versions}"\n')
+    folders = [f"XDG_{kind}_HOME=/root/older/{kind}" for kind in ("STATE", "CACHE")]
+    # Without the compiled modules of the other version, which may have the same times.
+    return host.run("env", "PYTHONPATH=/root/older", *folders, "python3", "-B", "-c", ELSEWHERE).stdout
 
 
 def test_calls_outlive_a_head_that_is_killed(client_of: Callable[..., Client]) -> None:
