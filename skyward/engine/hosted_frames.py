@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..calls.undecoded import Undecoded
 from ..console.logs import Part
 from ..errors import InternalError
-from ..events import Emit
+from ..events import Emit, TaskEnded, TaskSent
 from ..wire.frames import KEPT, Frame, FrameKind
 from ..wire.task_channel import MessagePieces
 from .gang import Gang
@@ -97,6 +97,7 @@ class HostedFrames:
             FrameKind.HELD: self._on_held,
             FrameKind.LOG: self._on_line,
             FrameKind.EVENT: self._on_event,
+            FrameKind.TASK_EVENTS: self._on_task_events,
             FrameKind.FACTS: self._on_facts_frame,
             **plain,
         }
@@ -241,6 +242,15 @@ class HostedFrames:
         if message is not None:
             event = load_plain(message)
             self._later(lambda: self._emit(event))
+
+    def _on_task_events(self, frame: Frame) -> None:
+        message = self._whole(frame)
+        if message is not None:
+            self._later(partial(self._emit_each, load_plain(message)))
+
+    def _emit_each(self, events: list[tuple[bool, dict[str, Any]]]) -> None:
+        for has_ended, fields in events:
+            self._emit(TaskEnded(**fields) if has_ended else TaskSent(**fields))
 
     def _on_facts_frame(self, frame: Frame) -> None:
         message = self._whole(frame)

@@ -138,6 +138,7 @@ class FrameKind(IntEnum):
     LENT_BYTES = 98  # both ways
     LENT_TAKEN = 99  # both ways  u32: further bytes that were passed on
     END_LENT = 100  # both ways  C > H json: how the command of the channel ended
+    TASK_EVENTS = 101  # H > C  pickled list, for each event of a task: whether the task has ended, and the fields
 
 
 SETTLED_KINDS: Final = frozenset(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
@@ -34,3 +35,18 @@ class TestThreads(EngineSuite):
     @pytest.fixture
     def pool(self, threads: sky.ComputePool) -> sky.ComputePool:
         return threads
+
+
+def test_each_call_has_its_events(processes: sky.ComputePool) -> None:
+    calls = 200
+    with contextlib.closing(processes.events()) as events:
+        for future in [sky.compute(abs)(-1) > processes for _ in range(calls)]:
+            future.result(timeout=60)
+        places: dict[type[sky.events.Event], dict[int, int]] = {sky.events.TaskSent: {}, sky.events.TaskEnded: {}}
+        while len(places[sky.events.TaskEnded]) < calls:
+            event = events.get(timeout_s=60)
+            assert event is not None, "an event did not come"
+            if isinstance(event, sky.events.TaskSent | sky.events.TaskEnded):
+                places[type(event)][event.task] = sum(map(len, places.values()))
+    sent, ended = places.values()
+    assert all(sent[task] < place for task, place in ended.items())

@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from ...errors import InternalError
+from ...events import Event, TaskEnded, TaskSent
 from ...wire.blobs import DIGEST_SIZE, Blob
 from ...wire.channel import BLOBS, CONTROL, RESULTS
 from ...wire.ends import Ends
 from ...wire.frames import Frame, FrameKind
 from ...wire.payloads import Encoded
 from ...wire.stream import StreamChannel
+from ...wire.task_channel import pieces_of
 from ...wire.tasks import references
 from ..ledger import Ledger
 from ..link import Readable
 from ..tasks import WireFunction, cannot_send
+from .plain import dump_plain
 from .references import ClientReferences
 
 NO_NODE = -1
@@ -51,6 +55,8 @@ class ClientLink(Readable):
         """Tasks that have sent a blob: their next frames must stay behind it."""
         self._waiting: list[Frame] | None = [] if waits else None
         """Frames that wait; None: they are handled as they come."""
+        self._task_events: list[tuple[bool, dict[str, Any]]] = []
+        """Events of tasks in this block of the ledger: whether the task has ended, and the fields."""
         channel.confirm()
 
     # Links ----------------------------------------------------------------------------------------------------------
@@ -164,6 +170,31 @@ class ClientLink(Readable):
         with self._ledger:
             self.channel.queue(kind, number, body, lane=lane, priority=priority)
             self._ledger.dirty.add(self)
+
+    def tell_in_pieces(self, kind: int, number: int, message: bytes, priority: int = CONTROL) -> None:
+        """Send a message of any length. The pieces of two messages do not mix."""
+        with self._ledger:
+            for lane, piece in pieces_of(message):
+                self.tell(kind, number, piece, lane, priority)
+
+    def tell_event(self, event: Event) -> None:
+        """Send an event, behind all earlier ones. Each call has two, so those of a block of the ledger go together."""
+        with self._ledger:
+            if isinstance(event, TaskSent | TaskEnded):
+                self._task_events.append((isinstance(event, TaskEnded), vars(event)))
+                self._ledger.dirty.add(self)
+            else:
+                self._tell_task_events()
+                self.tell_in_pieces(FrameKind.EVENT, 0, dump_plain(event))
+
+    def _tell_task_events(self) -> None:
+        if self._task_events:
+            events, self._task_events = self._task_events, []
+            self.tell_in_pieces(FrameKind.TASK_EVENTS, 0, dump_plain(events))
+
+    def flush(self) -> None:
+        self._tell_task_events()
+        super().flush()
 
     def tell_of_task(
         self,

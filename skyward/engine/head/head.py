@@ -29,7 +29,6 @@ from ...values.secret import Secret, masking
 from ...wire.channel import BLOBS, CONTROL, RESULTS
 from ...wire.frames import PROTOCOL_VERSION, Frame, FrameKind
 from ...wire.stream import StreamChannel
-from ...wire.task_channel import pieces_of
 from ..direct import DirectEngine
 from ..gang import StartedRank
 from ..link import Readable
@@ -414,7 +413,7 @@ class Head:
         event = DetachmentWarning(
             detached_for_s=self.turns.detached_for_s, seconds_left=left_s, is_budget=self.turns.is_short_of_money
         )
-        self._tell_in_pieces(FrameKind.EVENT, 0, dump_plain(event), RESULTS)
+        self._tell_event(event)
 
     def _end_session(self, client: ClientLink) -> None:
         """Forget a client. Its calls stay. Its requests, channels and shared state of the program end with it."""
@@ -474,9 +473,14 @@ class Head:
         self._ledger.after.append(action)
 
     def _tell_in_pieces(self, kind: int, number: int, message: bytes, priority: int) -> None:
-        with self._ledger:  # so that the pieces of two messages do not mix
-            for lane, piece in pieces_of(message):
-                self._tell(kind, number, piece, lane, priority)
+        client = self.turns.client
+        if client is not None:
+            client.tell_in_pieces(kind, number, message, priority)
+
+    def _tell_event(self, event: Event) -> None:
+        client = self.turns.client
+        if client is not None:
+            client.tell_event(event)
 
     def _tell_line(self, call: int, message: bytes) -> None:
         with self._ledger:
@@ -489,7 +493,7 @@ class Head:
     def _emit(self, event: Event) -> None:
         is_kept = isinstance(event, NodeLost) and self.turns.is_detached and not self.turns.is_linked
         if not (is_kept or self.turns.is_deserted):
-            self._tell_in_pieces(FrameKind.EVENT, 0, dump_plain(event), RESULTS)
+            self._tell_event(event)
         if isinstance(event, NodeLost):
             self._tell_facts()
             self._ledger.after.append(partial(self._ways.lose, event.node, will_return=event.will_be_replaced))
@@ -537,7 +541,7 @@ class Head:
             ago = duration(max(0.0, time.time() - at))
             why = f"{reason}, {ago} ago, while no program had the pool"
             event = NodeLost(at=at, node=node, reason=why.removeprefix(", "), will_be_replaced=False)
-            self._tell_in_pieces(FrameKind.EVENT, 0, dump_plain(event), RESULTS)
+            self._tell_event(event)
         with contextlib.suppress(UsageError):  # the disk is full: the next client is told again
             self._note(losses=[])
 
