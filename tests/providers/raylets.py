@@ -74,6 +74,13 @@ class Raylets:
         (raylet,) = self.processes(f'"node-{node}"') or self.processes(f"node-{node},1")
         os.kill(raylet, signal.SIGKILL)
 
+    def named(self, pool: str) -> str:
+        """Return the name of a pool as no other run of the tests has it. Folders begin with up to 12 characters of it.
+
+        `pool` has up to six of them.
+        """
+        return pool + self.environment["RAY_AUTH_TOKEN"][:6]
+
     def shell(self, **variables: str) -> list[str]:
         """Return a command that runs the command behind it as a login on a machine of the cluster would."""
         return ["env", *(f"{name}={value}" for name, value in (self.environment | variables).items())]

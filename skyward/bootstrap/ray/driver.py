@@ -6,9 +6,10 @@ not. A connection to its socket sends one line of JSON:
     {"place": {NODE: RESOURCES}, "limit_s": S}    asks for room: lines {"waits": ...}, then {"placed": ...} or a problem
     {"id": I, "node": NODE, "command": "..."}     from then on the connection is the command's input and output
     {"ended": I}                                  asks how that command ended; {} if it has not
-    {"release": {NODE: TICKET}}                   gives room back; with the last node, the driver ends
+    {"release": {NODE: TICKET}}                   gives room back
 
-It also ends when nobody has been connected for `lease_s`. With it, Ray removes the placement groups and the bridges.
+Once nobody has room anymore and nobody waits for any, the driver ends. It also ends when nobody has been connected for
+`lease_s`. With it, Ray removes the placement groups and the bridges.
 
 Every wait on Ray has a limit here: a driver without the right certificate waits for minutes, and raises nothing.
 """
@@ -25,7 +26,7 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import ray
 import ray.cloudpickle
@@ -143,6 +144,10 @@ class _StubServer:
         self._spare: list[_Node] = []
         """Bundles that nobody uses, of groups that others use: Ray gives back whole groups only."""
         self._ended: OrderedDict[str, carried.Ended] = OrderedDict()
+        self._has_begun = False
+        """Whether anyone has asked for room. A release before that is of a node that an earlier driver had."""
+        self._placing = 0
+        """Number of requests for room that are not answered yet."""
         self._connected = 0
         self._left_at = time.monotonic()
         self._is_over = asyncio.Event()
@@ -176,18 +181,28 @@ class _StubServer:
             ended = self._ended.get(order["ended"])
             await _tell(writer, ended._asdict() if ended else {})
         elif "place" in order:
-            placing = asyncio.ensure_future(self._place(order, writer))
-            leaving = asyncio.ensure_future(reader.read())  # ends when the client no longer waits
-            await asyncio.wait([placing, leaving], return_when=asyncio.FIRST_COMPLETED)
-            leaving.cancel()
-            placing.cancel()
-            await asyncio.wait([placing])
+            self._has_begun = True
+            self._placing += 1
+            try:
+                placing = asyncio.ensure_future(self._place(order, writer))
+                leaving = asyncio.ensure_future(reader.read())  # ends when the client no longer waits
+                await asyncio.wait([placing, leaving], return_when=asyncio.FIRST_COMPLETED)
+                leaving.cancel()
+                placing.cancel()
+                await asyncio.wait([placing])
+            finally:
+                self._placing -= 1
+                self._end_if_unused()
         elif "release" in order:
             tickets = {int(node): ticket for node, ticket in order["release"].items()}
             await self._release([node for node, ticket in tickets.items() if self._has(node, ticket)])
             await _tell(writer, {"released": True})
-            if not self._nodes:
-                self._is_over.set()
+            self._end_if_unused()
+
+    def _end_if_unused(self) -> None:
+        """End unless somebody has room here, or waits for it, or is about to ask."""
+        if self._has_begun and not self._placing and not self._nodes:
+            self._is_over.set()
 
     # Room -----------------------------------------------------------------------------------------------------------
 
@@ -303,6 +318,12 @@ async def _serve(order: dict[str, Any]) -> None:
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, 1)
         await server.until_over()
+        _leave(order)  # here: the end of the loop would wait for connections, and for threads that wait for Ray
+
+
+def _leave(order: dict[str, Any]) -> NoReturn:
+    shutil.rmtree(os.path.dirname(order["socket"]), ignore_errors=True)
+    os._exit(0)  # Ray's own end waits for its processes, which its head ends
 
 
 def main() -> None:
@@ -319,5 +340,4 @@ def main() -> None:
     try:
         asyncio.run(_serve(order))
     finally:
-        shutil.rmtree(os.path.dirname(order["socket"]), ignore_errors=True)
-        os._exit(0)  # Ray's own end waits for its processes, which its head ends
+        _leave(order)
