@@ -10,11 +10,9 @@ import os
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future as StdFuture
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
 
 from ..accelerators import Accelerator
-from ..calls.pending import PendingCompute
 from ..console.announcer import EventStream
 from ..console.words import usd
 from ..core import interrupts
@@ -45,17 +43,16 @@ from .scaler import Sizing
 from .shared_names import SharedNames
 from .sources import source_of
 from .targets import PoolSender, PoolTarget
+from .task_access import TaskAccess
 
 if TYPE_CHECKING:
-    from ..calls.control import Client
     from ..engine.engine import SharedStore
-    from ..wire.task_channel import TaskChannel
 
 T = TypeVar("T")
 
 
 @checked_options(aliases=ALIASES, check=check_options)
-class ComputePool(PoolTarget, NodeAccess, DetachedAccess, SharedNames):
+class ComputePool(PoolTarget, NodeAccess, TaskAccess, DetachedAccess, SharedNames):
     """Machines that run calls, created when the `with` block is entered and gone when it is left.
 
     Leaving the block waits for open calls, and closes streams that were not read to their end. Leaving it by an
@@ -571,60 +568,6 @@ class ComputePool(PoolTarget, NodeAccess, DetachedAccess, SharedNames):
             facts.append(("actors", "; ".join(map(str, actors))))
         hint = "`.close()` ends its machines; so does the end of the kernel" if is_open else "`.start()` opens it again"
         return card(f"ComputePool {self.name or self.job_id}", "open" if is_open else "closed", facts, hint)
-
-    def control(
-        self,
-        task: StdFuture[Any] | PendingCompute[Any] | str | None = None,
-        *,
-        job_id: str | None = None,
-        start_s: float = 60.0,
-    ) -> Client:
-        """Return a client for a training run in an open call: read its status, save, stop or abort it.
-
-        It reaches the run's `skyward.training.TrainerControlCallback` through the pool's own channel to the node, with
-        any provider; no port is opened. In a gang, rank 0 answers.
-
-        Args:
-            task: The call: its future, the pending call that was sent, or its name. None for the only open call.
-            job_id: The run; None for the only run in that call.
-            start_s: Longest wait for the run to begin, in seconds, on first use.
-
-        Raises:
-            UsageError: `task` is not one call. All other problems raise ControlFailed when the client is used.
-
-        Example:
-            future = train(data) > pool
-            run = pool.control(future)
-            print(run.status().global_step)
-            run.save(wait_s=60)
-        """
-        self._life.running()
-        from .remote_control import control_of
-
-        return control_of(lambda: self._life.running()[0], task, job_id, start_s)
-
-    def channel(self, name: str, timeout_s: float | None = None) -> TaskChannel:
-        """Return the next channel that a task opened with `sky.channel(name)`, the oldest first.
-
-        Each channel is returned once. A task opens one, and so does each rank of a gang.
-
-        Args:
-            name: Name of the channel.
-            timeout_s: Longest wait in seconds; None: until there is one, or the pool is closed.
-
-        Raises:
-            TimeoutError: No task opened it in time.
-            PoolClosed: The pool is not open.
-
-        Example:
-            future = train(data) > pool
-            with pool.channel("progress", timeout_s=60) as channel:
-                for message in channel:
-                    print(message.decode())
-        """
-        from ..wire.task_channel import check_name
-
-        return self._life.running()[0].channels.accept(check_name(name), timeout_s)
 
     def shared_store(self) -> SharedStore:
         """Return the store of the shared things, to which `pool.dict(name)` and the others send their requests."""
