@@ -12,7 +12,8 @@ _CALLS: Final = 4
 """Calls to an actor at a time that bring it bytes."""
 _LISTENING: Final = 2
 """Calls to an actor at a time that wait for bytes of it."""
-_LISTEN_S: Final = 5.0
+_LISTEN_S: Final = 15.0
+"""Longest time for which an actor waits for bytes. Each such call costs both processes almost a millisecond."""
 _CALL_S: Final = 20.0
 """Longest time for an actor to answer beyond what it was told to wait."""
 

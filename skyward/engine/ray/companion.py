@@ -6,9 +6,11 @@ Standard output gets two lines: Ray's folder, and the address of the cluster as 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -31,6 +33,8 @@ _OWN: Final = "r"
 """Folder for Ray below ours: Ray opens it to everybody. The name is short, because paths of sockets are."""
 _ADDRESS: Final = f"{_OWN}/ray_current_cluster"
 """File with the address of the cluster."""
+_DASHBOARD: Final = b"/dashboard/dashboard.py"
+"""Part of the command of a process that Ray starts even without a dashboard. It has nothing to do."""
 
 
 def main() -> int:
@@ -65,7 +69,7 @@ def _run(order: dict[str, Any]) -> int:
         _say(f"{how}; it printed: {' '.join(log.read_text(errors='replace')[-_TAIL:].split())}")
         return _GIVEN_UP
     _say(folder, json.dumps({"address": Path(folder, _ADDRESS).read_text().strip()}))
-    _wait_for_a_death()
+    _wait_for_a_death(_end_dashboard(_left()))
     return 1
 
 
@@ -80,13 +84,30 @@ def why_unreachable(address: str, here: str) -> str:
         return f"did not start: no connection from {here} to {address}, which is Ray on the first node ({why})"
 
 
-def _wait_for_a_death() -> None:
-    """Wait until a process that `ray start` has left ends. They are children of the watchdog, as this one is.
+def _left() -> list[int]:
+    """Return the processes that `ray start` has left. They are children of the watchdog, as this one is."""
+    return [pid for pid, parent, _ in process_table() if parent == os.getppid() and pid != os.getpid()]
+
+
+def _end_dashboard(left: list[int]) -> list[int]:
+    """End the process of the dashboard, and return the others."""
+    others = []
+    for pid in left:
+        with contextlib.suppress(OSError):  # it has ended
+            if _DASHBOARD in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
+                continue
+        others.append(pid)
+    return others
+
+
+def _wait_for_a_death(pids: list[int]) -> None:
+    """Wait until one of these processes ends.
 
     `ray start --block` would take 40 MiB to do the same, and stay when a raylet that others took for dead ends itself.
     """
     poll = select.poll()
-    for pid in (pid for pid, parent, _ in process_table() if parent == os.getppid() and pid != os.getpid()):
+    for pid in pids:
         try:
             poll.register(os.pidfd_open(pid), select.POLLIN)
         except ProcessLookupError:
