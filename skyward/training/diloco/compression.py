@@ -23,11 +23,12 @@ from .frames import BUFFER_PREFIX, ArrayFrame, WireArray
 
 BLOCK = 128
 """Number of values with one scale, which costs a quarter of a bit for each of them."""
-CHUNK = 127 * BLOCK
-"""Values of a chunk: 64 KiB of float32, so that a few chunks fit into the cache of one processor, also in float64.
+CHUNK = 255 * BLOCK
+"""Values of a chunk: 128 KiB of float32, so that a few chunks fit into the cache of one processor, also in float64.
 
-Whole blocks, so that compressed arrays can be cut there. Less than half of the 2**15 values from which torch shares
-arrays between threads, which wait for each other with busy processors.
+Each call of torch costs as much as thousands of values: half as many values in a chunk take up to half as long again.
+Whole blocks, so that compressed arrays can be cut there. Fewer than the 2**15 values from which torch shares arrays
+between threads, which wait for each other with busy processors.
 """
 BITS = (8, 4)
 """Legal numbers of bits for a value."""
