@@ -45,6 +45,9 @@ exit status: 0 success, 1 the server refuses, does not answer, or cannot save
 from Python: skyward.training.diloco: DiLoCoServer, DiLoCoWorker
 """
 
+_CA_FILE = "ca.pem"
+"""Name that the printed lines give to the certificate where workers train."""
+
 _SERVE_DESCRIPTION = """\
 Starts a server, and prints lines to paste where workers train. It runs until Ctrl-C, SIGTERM or `skyward diloco stop`,
 saves, and ends. Started again with the same --save-dir and --port, it goes on, and its workers with it. Its token is
@@ -222,7 +225,8 @@ def _serve(arguments: argparse.Namespace) -> int:
         cert=arguments.cert,
         token=token_of_environment(),
     )
-    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
+    # Not SIGINT's handler: a shell lets programs behind `&` ignore that one.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with server:
             print("\n".join(_welcome(server, arguments)), flush=True)
@@ -254,7 +258,9 @@ def _welcome(server: DiLoCoServer, arguments: argparse.Namespace) -> list[str]:
             lines += ["", *_exports(f"{worker} trains", environment | _own(worker, server.add_token(worker)))]
     lines += ["", "Watch it with `skyward diloco watch`; `skyward diloco watch --page` prints the link to its page."]
     if arguments.cert is not None:
-        lines += ["", "DILOCO_CA is a file with the certificate, without the key.", "Copy it to each worker's machine."]
+        served = shlex.quote(arguments.cert)
+        lines += ["", f"{_CA_FILE} is the certificate without its key: `openssl x509 -in {served} -out {_CA_FILE}`."]
+        lines += ["Copy it to each machine where you paste the lines, into the folder where you do."]
     return lines
 
 
@@ -281,7 +287,7 @@ def _environment(server: DiLoCoServer, arguments: argparse.Namespace) -> dict[st
         del variables["DILOCO_TOKEN"]
         variables["DILOCO_TOKEN_FILE"] = os.path.join(os.path.abspath(arguments.save_dir), TOKEN_FILE)
     if arguments.cert is not None:
-        variables["DILOCO_CA"] = os.path.abspath(arguments.cert)
+        variables["DILOCO_CA"] = _CA_FILE
     return variables
 
 

@@ -15,6 +15,7 @@ import safetensors.torch
 import torch
 
 from skyward.cli import main
+from skyward.errors import UsageError
 from skyward.training.diloco import DiLoCoServer
 from skyward.training.diloco.client import DiLoCoClient
 from skyward.training.diloco.report import WORKER_COLUMNS
@@ -60,7 +61,7 @@ def test_an_operator_gives_a_worker_a_token_and_revokes_it(
     pasted = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout
     address, worker, token = pasted.strip().split("|")
     assert (address, worker) == (server.address, "my laptop")
-    assert "worker='my laptop': has a token already" in said(capsys, "token", "add", worker, status=1)
+    assert said(capsys, "token", "add", worker, status=1).startswith("skyward: worker='my laptop': has a token already")
     with worker_of(address, make_model(), None, worker, token=token):
         gone = "my laptop: its token is refused from now on, and it was evicted\n"
         assert said(capsys, "token", "revoke", worker) == gone
@@ -117,6 +118,11 @@ def test_a_server_that_is_not_there_or_not_named_is_an_error(
 ) -> None:
     monkeypatch.setenv("DILOCO_TOKEN", "another")
     assert "token: is missing or wrong" in said(capsys, "status", status=1)
+    monkeypatch.setenv("DILOCO_TOKEN", "of two\nlines")
+    assert "token: has a line break" in said(capsys, "status", status=1)
+    with pytest.raises(UsageError, match="answers HTTP status 404, as no DiLoCo server does"):
+        DiLoCoClient(server.address, token=TOKEN).ask("/elsewhere")
+    monkeypatch.delenv("DILOCO_TOKEN")
     assert "127.0.0.1:1 does not answer" in said(capsys, "status", "--server", "127.0.0.1:1", status=1)
     monkeypatch.delenv("DILOCO_SERVER")
     assert "server: none is named" in said(capsys, "status", status=1)
@@ -135,7 +141,7 @@ def test_serve_prints_lines_to_paste_and_saves_when_it_is_ended(tmp_path: Path) 
     command = [sys.executable, "-m", "skyward", "diloco", "serve", "--port", "0", "--save-dir", str(folder)]
     command += ["--quantization-bits", "4", "--token-for", "a", "--token-for", "b"]
     with subprocess.Popen(
-        command,
+        ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *command],  # as a script starts it with `&`
         env=environment | {"COLUMNS": "60", "TERM": "dumb"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

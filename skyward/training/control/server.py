@@ -91,6 +91,10 @@ def bind(host: str, port: int | None, *, first: int = FIRST_PORT) -> socket.sock
             sock.close()
             if error.errno == errno.EADDRINUSE and port is None:
                 continue
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise UsageError(
+                    f"host={host!r}: not an address of this machine; set one of its own, or host='127.0.0.1'"
+                ) from error
             raise UsageError(
                 f"port={candidate}: cannot listen on {host}: {error.strerror}; set another port, or 0"
             ) from error

@@ -15,7 +15,7 @@ from .http_transport import HTTPTransport
 from .pool_transport import SCHEME, PoolTransport
 from .refusal import RefusalKind, WorkerRefused
 from .rounds import UpdateKey
-from .transport import SHORT_S, ServerTransport, ServerUnreachable
+from .transport import SHORT_S, UNKNOWN, ServerTransport, ServerUnreachable
 
 _KINDS = {kind.value: kind for kind in RefusalKind}
 
@@ -58,8 +58,10 @@ class DiLoCoClient:
         """
         content = None if body is None else [memoryview(json.dumps(body).encode())]
         answer = self._request("GET" if body is None else "POST", path, content, timeout_s=SHORT_S)
-        decoded = json.loads(answer or b"{}")
-        return dict(decoded)
+        try:
+            return dict(json.loads(answer or b"{}"))
+        except (ValueError, TypeError):
+            raise UsageError(f"server_addr={self.name!r}: its answer is no JSON object; name a DiLoCo server") from None
 
     def parameters(self, worker: str = "", *, download: Download | None = None) -> ArrayFrame | None:
         """Return the parameters of the open round; None if there are none yet. Raises as `ask`.
@@ -118,26 +120,34 @@ class DiLoCoClient:
         timeout_s: float | None = None,
         download: Download | None = None,
     ) -> bytearray | None:
-        """Return the body of the answer, or None for 404."""
+        """Return the body of the answer, or None for something that the server does not know."""
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         status, body = self._transport.request(method, path, pieces, timeout_s=timeout_s, download=download)
-        if status == 404:
-            return None
-        if status >= 300:
-            raise self._failure(status, body)
-        return body
-
-    def _failure(self, status: int, body: bytearray) -> Exception:
+        if status < 300:
+            return body
         try:
             refusal = json.loads(body)
             kind, message = str(refusal["kind"]), str(refusal["message"])
         except (ValueError, KeyError, TypeError):
-            kind, message = "", bytes(body[:200]).decode("utf-8", "replace")
+            raise self._stranger(status) from None
+        if status == 404 and kind == UNKNOWN:
+            return None
+        raise self._failure(status, kind, message)
+
+    def _failure(self, status: int, kind: str, message: str) -> Exception:
         if kind in _KINDS:
             return WorkerRefused(_KINDS[kind], message)
         if status >= 500 or status == 429:
             return ServerUnreachable(f"{self.name} failed with HTTP status {status}: {message}; see its log")
-        return UsageError(message or f"server_addr={self.name!r}: answers HTTP status {status}; is it a DiLoCo server?")
+        return UsageError(message)
+
+    def _stranger(self, status: int) -> Exception:
+        """Return the error for an answer that is not in a DiLoCo server's form."""
+        if status >= 500:  # a proxy whose server is away, or an error of the server
+            return ServerUnreachable(f"{self.name} failed with HTTP status {status}; see its log")
+        return UsageError(
+            f"server_addr={self.name!r}: answers HTTP status {status}, as no DiLoCo server does; correct the address"
+        )
 
 
 def _rest(download: Download | None) -> dict[str, Any]:

@@ -52,6 +52,7 @@ from .refusal import WorkerRefused
 from .request_rate import REQUESTS_PER_S, RequestRate
 from .rounds import UpdateKey
 from .tokens import ServerTokens, TokenRefused
+from .transport import UNKNOWN
 from .uploads import Uploads
 
 MOST_JSON_BYTES = 32 * 2**20
@@ -439,11 +440,11 @@ def _guarded(handler: Handler) -> Handler:
             return _refused_token(refusal)
         except _NotTaken as error:
             return JSONResponse({"kind": error.kind, "message": str(error)}, status_code=error.status)
+        except SkywardError as error:  # some are a ValueError, too
+            return JSONResponse({"kind": "bad_request", "message": str(error)}, status_code=400)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             text = f"request: {type(error).__name__}: {error}; use a version of skyward that fits the server's"
             return JSONResponse({"kind": "bad_request", "message": text}, status_code=400)
-        except SkywardError as error:
-            return JSONResponse({"kind": "bad_request", "message": str(error)}, status_code=400)
         except ClientDisconnect:
             return Response(status_code=400)  # nobody reads it
         except OSError as error:
@@ -491,7 +492,7 @@ async def _pieces(request: Request, limit: int) -> AsyncIterator[bytes]:
 
 
 def _unknown(message: str) -> Response:
-    return JSONResponse({"kind": "unknown", "message": message}, status_code=404)
+    return JSONResponse({"kind": UNKNOWN, "message": message}, status_code=404)
 
 
 def _key(request: Request) -> UpdateKey:

@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 import socket
+import ssl
 import threading
 from types import TracebackType
 from typing import Any, Self
@@ -274,7 +275,15 @@ class DiLoCoServer:
         try:
             config.load()
         except OSError as error:  # an ssl.SSLError is one
-            raise UsageError(f"cert={self._cert!r}: cannot be used: {error}; name a PEM file with its key") from error
+            problem = (
+                "has no certificate, or not its key"
+                if isinstance(error, ssl.SSLError)
+                else f"cannot be read: {error.strerror}"
+            )
+            raise UsageError(
+                f"cert={self._cert!r}: {problem}; name a PEM file with a certificate and its key, as "
+                "`cat ca.pem key.pem` writes it"
+            ) from error
         return config
 
     def _serve(self) -> None:

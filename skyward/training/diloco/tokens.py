@@ -139,7 +139,9 @@ def token_in(folder: str | os.PathLike[str]) -> str:
         with open(path, encoding="utf-8") as file:
             token = file.read().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"save_dir={os.fspath(folder)!r}: cannot keep the token: {error}; set token=") from error
+        raise UsageError(
+            f"save_dir={os.fspath(folder)!r}: cannot keep the token: {error}; name a folder that can be written"
+        ) from error
     if not token:
         raise UsageError(f"token: {path} is empty; delete it, or set token=")
     return token

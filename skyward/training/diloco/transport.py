@@ -9,6 +9,8 @@ from .downloads import Download
 
 SHORT_S = 30.0
 """Deadline of requests without parameters, in seconds."""
+UNKNOWN = "unknown"
+"""Kind of the answer about a delta that the server does not know."""
 
 
 class ServerUnreachable(Exception):
