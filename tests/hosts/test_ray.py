@@ -377,7 +377,8 @@ def kill_of_ray(host: Host, name: str) -> None:
     found = ray_processes(host, name)
     assert found, f"{host.name} has no {name}"
     for pid in found:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it may end with another of them
+            os.kill(pid, signal.SIGKILL)
 
 
 def answer_of(address: str, port: int, *, is_encrypted: bool) -> str:
