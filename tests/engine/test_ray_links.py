@@ -22,6 +22,7 @@ from skyward.testing import ProcessEngineSuite
 from skyward.testing.engine_suite import appear, wait_for
 from skyward.values.topology import Rank
 from tests.engines import ray_pool
+from tests.providers.raylets import start_ray
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow  # Ray's processes start for half a minute of processor time
@@ -67,8 +68,7 @@ class RayOfTests:
         ports = ("--node-ip-address=127.0.0.1", "--min-worker-port=0", "--max-worker-port=0")
         name = json.dumps({f"skyward-{node}": 1})
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", *options, *sizes, *ports, "--resources", name]
-        done = subprocess.run(command, env=self._environment, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+        start_ray(command, self._environment, clear=lambda: self.end(f"skyward-{node}" if self._address else ""))
 
     def drive(self) -> None:
         """Start a driver in place of the one before."""
@@ -110,13 +110,17 @@ class RayOfTests:
                     found.append(int(entry.name))
         return found
 
-    def close(self) -> None:
-        self.end_driver()
-        while pids := self.processes(""):
+    def end(self, name: str = "") -> None:
+        """Kill the processes of this cluster whose command line has a text."""
+        while pids := self.processes(name):
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            until(lambda pids=pids: not set(pids) & set(self.processes("")), within_s=LIMIT_S)  # type: ignore[misc]
+            until(lambda pids=pids: not set(pids) & set(self.processes(name)), within_s=LIMIT_S)  # type: ignore[misc]
+
+    def close(self) -> None:
+        self.end_driver()
+        self.end()
 
 
 @pytest.fixture(scope="module")

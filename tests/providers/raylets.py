@@ -9,6 +9,7 @@ import secrets
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from skyward.core.process import processes_below, start_time
@@ -64,10 +65,8 @@ class Raylets:
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", *options, *sizes, *ports]
         resources = {f"node-{node}": 1} | ({f"accelerator_type:{ACCELERATOR}": 1} if gpus else {})
         command += ["--resources", json.dumps(resources)]
-        done = subprocess.run(
-            command, env=os.environ | self.environment, capture_output=True, text=True, timeout=120, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        own = f"node-{node}" if self.address else ""
+        start_ray(command, os.environ | self.environment, clear=lambda: self.end(own))
 
     def end_node(self, node: int) -> None:
         """Kill the raylet of a node. Its workers end too."""
@@ -95,10 +94,27 @@ class Raylets:
                     found.append(int(entry.name))
         return found
 
-    def close(self) -> None:
+    def end(self, name: str = "") -> None:
+        """Kill the processes of this cluster whose command line has a text, with all below them."""
         # The agents are known by their raylet only: their titles have overwritten their variables.
-        while pids := {process for pid in self.processes("") for process in (pid, *processes_below(pid))}:
+        while pids := {process for pid in self.processes(name) for process in (pid, *processes_below(pid))}:
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             until(lambda pids=pids: not any(map(start_time, pids)), within_s=LIMIT_S)  # type: ignore[misc]
+
+
+def start_ray(command: list[str], environment: Mapping[str, str], clear: Callable[[], object]) -> None:
+    """Run `ray start`, again if it gave up: on a busy machine it does after 30 s, a limit of its own.
+
+    `clear` ends what the first try has left.
+    """
+    done = _run(command, environment)
+    if "Deadline Exceeded" in done.stdout + done.stderr:
+        clear()
+        done = _run(command, environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _run(command: list[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)

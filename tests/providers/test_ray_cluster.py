@@ -40,7 +40,7 @@ def raylets() -> Iterator[Raylets]:
             raylets.start(1)
             yield raylets
         finally:
-            raylets.close()
+            raylets.end()
 
 
 def provider(raylets: Raylets, **options: Any) -> sky.RayCluster:
