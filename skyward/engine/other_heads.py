@@ -43,7 +43,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_MOST_CHANGES = 16
+_MOST_CHANGES = 32
+"""Most heads in a row that are lost soon after they began: what ends them would end the next one, too."""
+_SOON_S = 60.0
 _MOST_MOVES = 1 << 15
 """Most heads in all, because each has numbers of its own."""
 _DIAL_S = 20.0
@@ -104,7 +106,8 @@ class OtherHeads:
         """Whether calls begin on that node only once they are known here, or permitted; see `head.start_gate`."""
         self._are_apart = are_apart
         self._losses = 0
-        """Number of heads that were lost."""
+        """Number of heads in a row that were lost soon after they began."""
+        self._began_at = time.monotonic()
         self._things: set[tuple[str, str]] = set()
         """Kinds and names of the shared state that is in use, or is lost."""
         self._lost_things: frozenset[tuple[str, str]] = frozenset()
@@ -188,6 +191,8 @@ class OtherHeads:
             has_ended: Whether its machine says that it has ended. Otherwise its node is lost too.
             gone: Reason why its machine is gone for certain, if it is.
         """
+        if time.monotonic() - self._began_at > _SOON_S:
+            self._losses = 0
         if not self.may_change or self._losses == _MOST_CHANGES:
             return False
         self._losses += 1
@@ -275,6 +280,7 @@ class OtherHeads:
         with self._lock:
             self._place, self.node, is_stopped = other.place, other.node, self._is_stopped
         self._is_gated, self._is_node_lost = bool(other.config.node_folder), False
+        self._began_at = time.monotonic()
         self._machine = self._machine_now if self._is_gated else None
         self._lender.end_all()
         begun = self._next_head.begin(

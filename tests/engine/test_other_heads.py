@@ -348,6 +348,20 @@ def test_gangs_with_ranks_on_a_node_that_is_lost_with_the_head_start_again_if_th
         assert {path.read_text() for path in tmp_path.glob("*-[01]-[01]")} == {"x"}
 
 
+def test_only_heads_that_are_lost_soon_one_after_another_end_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skyward.engine.other_heads._MOST_CHANGES", 1)
+    others, double = heads_of(os.getpid()), sky.compute(lambda x: 2 * x)
+    with hosted_pool(nodes=1, concurrency=1, logs=False) as pool:
+        monkeypatch.setattr("skyward.engine.other_heads._SOON_S", 0.0)
+        for _ in range(2):
+            kill_head(*others)
+            assert double.with_options(retries=3)(2) >> pool == 4
+        monkeypatch.setattr("skyward.engine.other_heads._SOON_S", 600.0)
+        kill_head(*others)
+        with pytest.raises(NodeLost, match=r"head of the pool: is gone .*; open the pool again"):
+            double(2) >> pool
+
+
 def test_calls_that_wait_for_the_only_node_begin_although_it_is_lost_with_the_head(tmp_path: Path) -> None:
     others = heads_of(os.getpid())
     record = sky.compute(record_and_wait).with_options(timeout_s=_LIMIT_S)  # such calls wait in the head
