@@ -343,7 +343,7 @@ def _save(arguments: argparse.Namespace) -> int:
 
     path = _client(arguments).ask("/control/save", {})["path"]
     if path is None:
-        complain("the server has nothing to save, or no folder for it; start it with --save-dir")
+        complain("the server has nothing to save: its first worker brings a model, and --save-dir a folder")
         return 1
     print(f"saved: {printable(path)}")
     return 0

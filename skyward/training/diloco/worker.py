@@ -30,7 +30,7 @@ from .refusal import RefusalKind, WorkerRefused
 from .replica import Replica, SentFragment
 from .schedule import SyncSchedule
 from .seat import PendingUpdate, WorkerSeat
-from .settings import ALPHA_WITH_DELAY, SYNC_EVERY, check_options
+from .settings import ALPHA_WITH_DELAY, SYNC_EVERY, check_options, option
 from .tensors import refuse_deepspeed
 from .transport import ServerUnreachable
 from .worker_metrics import LossMean, WorkerMetrics
@@ -66,8 +66,8 @@ class DiLoCoWorker:
         optimizer: Its `torch.optim.Optimizer`; None: the loop calls `count_step` after each step.
         server_addr: Address of the server, `host:port` or a URL.
         sync_every: Inner steps between two synchronisations.
-        worker_id: Name of the worker, unique among all workers and the same after a restart; None: the host's name and
-            random letters, kept in checkpoints.
+        worker_id: Name of the worker, unique among all workers and the same after a restart; None: DILOCO_WORKER_ID, or
+            the host's name and random letters, kept in checkpoints.
         bf16_comm: Send deltas in bfloat16, which halves the upload.
         timeout: Longest wait for the other workers, and longest silence of the server, in seconds.
         heartbeat_interval: Seconds between two signs of life; 0: none.
@@ -129,6 +129,7 @@ class DiLoCoWorker:
             kind = type(optimizer).__name__
             raise UsageError(f"optimizer={kind}: is none of torch; pass None, and call count_step() after each step")
         refuse_deepspeed(model, optimizer)
+        worker_id = option("worker_id", worker_id)
         usual_alpha = ALPHA_WITH_DELAY if fragment_sync_delay else 0.0
         self._replica = Replica(
             unwrapped(model),

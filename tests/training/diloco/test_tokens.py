@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from skyward.errors import UsageError
-from skyward.training.diloco import DiLoCoServer
+from skyward.training.diloco import DiLoCoServer, DiLoCoWorker
 from skyward.training.diloco.client import DiLoCoClient
 from skyward.training.diloco.rounds import UpdateKey
 from skyward.training.diloco.tokens import ServerTokens
@@ -56,6 +56,12 @@ def test_the_token_of_a_worker_does_not_speak_for_another(ask: Callable[[DiLoCoC
             ask(client)
         assert members(server) == ["paris"]
         assert [worker["worker"] for worker in client.ask("/status")["workers"]] == ["paris"]
+
+
+def test_a_worker_takes_its_name_from_the_pasted_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DILOCO_WORKER_ID", "berlin")
+    assert DiLoCoWorker(make_model(), None, "127.0.0.1:1", token=TOKEN).worker_id == "berlin"
+    assert DiLoCoWorker(make_model(), None, "127.0.0.1:1", token=TOKEN, worker_id="rome").worker_id == "rome"
 
 
 def test_the_token_of_a_worker_reads_and_does_not_manage(tmp_path: Path) -> None:
