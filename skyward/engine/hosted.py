@@ -91,6 +91,9 @@ class HostedEngine:
         lost: Called with the reason when the head is gone, and no other one goes on.
     """
 
+    _is_ending = False
+    """Whether this client closes the pool, or leaves it."""
+
     def __init__(
         self,
         config: HeadConfig,
@@ -346,6 +349,7 @@ class HostedEngine:
 
     def close(self) -> None:
         self._ask_counts()
+        self._is_ending = True
         if self.ledger.is_open:
             with contextlib.suppress(SkywardError, TimeoutError):
                 self.requests.ask("close", timeout_s=_END_S)
@@ -356,6 +360,7 @@ class HostedEngine:
 
     def leave(self) -> None:
         """Leave the head and its calls to another client, and end everything here."""
+        self._is_ending = True
         if self.ledger.is_open:
             with contextlib.suppress(SkywardError, TimeoutError):  # the head is gone, or not to be reached
                 # Behind all calls and their blobs, so that everything has arrived.
@@ -399,6 +404,9 @@ class HostedEngine:
 
     def _head_lost(self, why: str, *, has_ended: bool = False, gone: Gone | None = None) -> None:
         """Go on with another head if there can be one. `OtherHeads.change` has the arguments."""
+        if self._is_ending:  # it was told to end, or goes on alone
+            self._end(_closed_early())
+            return
         link = self._link
         assert link is not None
         if not self._heads.change(link, why, has_ended=has_ended, gone=gone):

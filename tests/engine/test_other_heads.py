@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 import skyward as sky
+from skyward.engine.hosted import HostedEngine
+from skyward.engine.other_heads import OtherHeads
 from skyward.errors import ActorLost, NodeLost, RefLost, StateLost
 from skyward.testing.engine_suite import appear, wait_for
 from tests.engine.test_hosted_faults import heads_of
@@ -360,6 +362,22 @@ def test_only_heads_that_are_lost_soon_one_after_another_end_the_pool(monkeypatc
         kill_head(*others)
         with pytest.raises(NodeLost, match=r"head of the pool: is gone .*; open the pool again"):
             double(2) >> pool
+
+
+def test_a_head_that_ends_because_the_pool_closes_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    others, changes, end = heads_of(os.getpid()), list[str](), HostedEngine._end
+
+    def end_late(engine: HostedEngine, error: sky.errors.SkywardError) -> None:
+        """End once the head has, and its end was noticed."""
+        until(lambda: set(heads_of(os.getpid())) <= set(others))
+        time.sleep(0.3)
+        end(engine, error)
+
+    monkeypatch.setattr(HostedEngine, "_end", end_late)
+    monkeypatch.setattr(OtherHeads, "change", lambda heads, link, why, **how: changes.append(why))
+    with hosted_pool(nodes=1, logs=False) as pool:
+        assert sky.compute(abs)(-2) >> pool == 2
+    assert changes == []
 
 
 def test_calls_that_wait_for_the_only_node_begin_although_it_is_lost_with_the_head(tmp_path: Path) -> None:
