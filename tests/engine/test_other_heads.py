@@ -351,14 +351,15 @@ def test_gangs_with_ranks_on_a_node_that_is_lost_with_the_head_start_again_if_th
 
 
 def test_only_heads_that_are_lost_soon_one_after_another_end_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    # No options: 33 heads would have to be killed here, or live for a minute.
     monkeypatch.setattr("skyward.engine.other_heads._MOST_CHANGES", 1)
     others, double = heads_of(os.getpid()), sky.compute(lambda x: 2 * x)
     with hosted_pool(nodes=1, concurrency=1, logs=False) as pool:
-        monkeypatch.setattr("skyward.engine.other_heads._SOON_S", 0.0)
+        monkeypatch.setattr("skyward.engine.other_heads._SOON_S", 0.0)  # no head is lost soon
         for _ in range(2):
             kill_head(*others)
             assert double.with_options(retries=3)(2) >> pool == 4
-        monkeypatch.setattr("skyward.engine.other_heads._SOON_S", 600.0)
+        monkeypatch.setattr("skyward.engine.other_heads._SOON_S", 600.0)  # each is
         kill_head(*others)
         with pytest.raises(NodeLost, match=r"head of the pool: is gone .*; open the pool again"):
             double(2) >> pool
@@ -373,7 +374,7 @@ def test_a_head_that_ends_because_the_pool_closes_is_not_lost(monkeypatch: pytes
         time.sleep(0.3)
         end(engine, error)
 
-    monkeypatch.setattr(HostedEngine, "_end", end_late)
+    monkeypatch.setattr(HostedEngine, "_end", end_late)  # nothing public lies between the two ends
     monkeypatch.setattr(OtherHeads, "change", lambda heads, link, why, **how: changes.append(why))
     with hosted_pool(nodes=1, logs=False) as pool:
         assert sky.compute(abs)(-2) >> pool == 2
