@@ -31,7 +31,7 @@ from ..values.launch import ProcessLaunch
 from ..values.ref import splice
 from ..wire.blobs import BlobStore, content_digest
 from ..wire.frames import INLINE_LIMIT
-from ..wire.payloads import NO_ARGUMENTS, Encoded, PutBlob, copy_stays, encode, send_stays
+from ..wire.payloads import NO_ARGUMENTS, Encoded, PutBlob, check_picklable, copy_stays, encode, send_stays
 from ..wire.pull import PullRefused
 from ..wire.seen import SeenArrays
 
@@ -73,7 +73,8 @@ class Packer:
                 raise
             raise ArgumentNotPicklable(
                 f"the function {name!r} cannot be sent: {type(error).__name__}: {error}. It uses "
-                f"{_unpicklable_in(function)}, which cannot be pickled; make it inside the function",
+                f"{_unpicklable_in(function) or 'something from outside (a global, a closure)'}, which cannot be "
+                "pickled; make it inside the function",
                 argument=name,
             ) from error
 
@@ -285,17 +286,47 @@ def _add_parts(function: types.FunctionType, made: Fingerprint, seen: set[int]) 
     return not function.__dict__ and all(_add(part, made, seen) for part in parts)
 
 
-def _unpicklable_in(function: Any) -> str:
-    """Name the global or the variable around a function that cannot be pickled, for a message."""
-    code = innermost(function.fn if isinstance(function, ComputeFunction) else function)
-    if isinstance(code, types.FunctionType):
-        outside = inspect.getclosurevars(code)
-        for name, value in {**outside.nonlocals, **outside.globals}.items():
-            try:
-                cloudpickle.dumps(value)
-            except Exception:
-                return f"{name!r} from outside"
-    return "something from outside (a global, a closure)"
+def _unpicklable_in(function: Any, users: tuple[types.FunctionType, ...] = ()) -> str:
+    """Name the variable from outside that cannot be pickled, for a message; "" if none is found.
+
+    Args:
+        function: A function that cannot be pickled.
+        users: Functions that use it.
+    """
+    code = _travelling(innermost(function.fn if isinstance(function, ComputeFunction) else function))
+    if code is None:
+        return ""
+    users = (*users, code)
+    for name, value in _variables_outside(code):
+        if _travelling(value) in users:  # functions that use each other: the fault is in another variable
+            continue
+        try:
+            check_picklable(value)
+        except Exception as error:
+            if interrupts.is_from_handler(error):
+                raise
+            inner = "" if _travelling(value) is None else _unpicklable_in(value, users)
+            return inner or f"{name!r} from outside"
+    return ""
+
+
+def _travelling(value: Any) -> types.FunctionType | None:
+    """Return a value if it is a Python function that is sent by value, together with the variables that it uses."""
+    function = value.fn if isinstance(value, ComputeFunction) else value
+    return function if isinstance(function, types.FunctionType) and not is_importable(function, function) else None
+
+
+def _variables_outside(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Return the variables that a function uses and does not make itself: around it, global, or defaults."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # an empty cell: the variable has no value yet
+            yield name, cell.cell_contents
+    for name in _global_names(function.__code__):
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.default is not inspect.Parameter.empty:
+            yield parameter.name, parameter.default
 
 
 def _global_names(code: types.CodeType) -> list[str]:

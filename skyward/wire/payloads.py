@@ -100,6 +100,11 @@ def encode(
     return _with_blobs(data, large, put, tuple(pinned))
 
 
+def check_picklable(value: Any) -> None:
+    """Pickle a value and drop the result; its large buffers are neither copied nor stored. Raises as `encode` does."""
+    _Pickler(io.BytesIO(), [], None, []).dump(value)
+
+
 def copy_stays(encoded: Encoded) -> Encoded:
     """Return the same value with copies of the buffers that stay in this process's memory, which nobody changes.
 

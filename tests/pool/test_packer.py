@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,8 @@ import cloudpickle
 import pytest
 
 import skyward as sky
-from skyward.pool.packer import FunctionTable
+from skyward.errors import ArgumentNotPicklable
+from skyward.pool.packer import FunctionTable, Packer
 from skyward.wire.blobs import Blob
 from skyward.wire.payloads import decode
 from skyward.wire.tasks import parse
@@ -166,3 +168,34 @@ def test_callables_that_are_no_functions_travel_too() -> None:
     functions = table()
     assert loaded(functions, Adder())(1) == 2
     assert loaded(functions, types.MethodType(lambda me, x: me + x, 3))(4) == 7
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def f(): return lock",
+        "def f(): return [lock for _ in range(3)]",
+        "def f(n): return f(n - 1) or lock",
+        "def f(given=lock): return given",
+        "def used(): return lock\ndef f(): return used()",
+        "def used(): return f() or lock\ndef f(): return used()",
+        "@sky.compute\ndef used(): return lock\n@sky.compute\ndef f(): return used()",
+        "def make():\n    inner = lock\n    def f(): return later, inner\n    return f\n    later = 1\nf = make()",
+    ],
+    ids=["global", "nested code", "recursive", "default", "a function's", "a circle's", "a call's", "an empty cell"],
+)
+def test_a_variable_that_cannot_be_pickled_is_named(code: str) -> None:
+    names = script(f"import threading\nimport skyward as sky\nlock = threading.Lock()\n{code}")
+    with pytest.raises(ArgumentNotPicklable, match=r"'(lock|given|inner)' from outside, which cannot be pickled"):
+        Packer().function(names["f"], "f")
+
+
+def test_an_object_with_a_fault_of_its_own_is_not_explained_by_its_class() -> None:
+    class Model:
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+        def __call__(self) -> None: ...
+
+    with pytest.raises(ArgumentNotPicklable, match="It uses something from outside"):
+        Packer().function(Model(), "Model")
