@@ -285,7 +285,9 @@ def attachable(name: str) -> DetachedPool:
     if abs(known.protocol - PROTOCOL_VERSION) > 1:
         raise UsageError(
             f"pool={name!r}: its head runs skyward {known.version}, which does not fit {__version__} of this program; "
-            f"install skyward=={known.version} here"
+            f"install skyward=={known.version} here",
+            field="name",
+            value=name,
         )
     return known
 

@@ -169,7 +169,7 @@ def find(name: str) -> DetachedPool:
 def refuse_ended(pool: DetachedPool) -> UsageError:
     """Return the error of whoever uses a pool that has ended: when, and why."""
     at = time.strftime("on %Y-%m-%d at %H:%M", time.localtime(pool.ended_at))
-    return UsageError(f"pool={pool.name!r}: ended {at}, {pool.why}; open a new one")
+    return UsageError(f"pool={pool.name!r}: ended {at}, {pool.why}; open a new one", field="name", value=pool.name)
 
 
 def _read(path: str) -> DetachedPool:

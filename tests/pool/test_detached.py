@@ -90,8 +90,9 @@ def test_a_record_is_private_and_keeps_no_key_once_its_pool_has_ended(state: Pat
     assert "secret" not in repr(a_pool())
     detached.end(a_pool(), "because it was closed")
     assert "secret" not in path.read_text()
-    with pytest.raises(UsageError, match="ended on .*, because it was closed; open a new one"):
+    with pytest.raises(UsageError, match="ended on .*, because it was closed; open a new one") as refused:
         sky.ComputePool.attach("train")
+    assert (refused.value.field, refused.value.value) == ("name", "train")
 
 
 def test_a_file_of_a_pool_is_private_and_makes_it_known_elsewhere(
@@ -135,8 +136,9 @@ def test_a_head_of_another_version_names_the_version_to_install() -> None:
         detached.record(a_pool(protocol=protocol))
         assert attachable("train").protocol == protocol
     detached.record(a_pool(protocol=PROTOCOL_VERSION + 2))
-    with pytest.raises(UsageError, match=r"its head runs skyward 9\.9, .* install skyward==9\.9 here"):
+    with pytest.raises(UsageError, match=r"its head runs skyward 9\.9, .* install skyward==9\.9 here") as refused:
         sky.ComputePool.attach("train")
+    assert (refused.value.field, refused.value.value) == ("name", "train")
 
 
 def test_only_the_newest_pools_that_have_ended_are_kept() -> None:
