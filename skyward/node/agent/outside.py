@@ -114,12 +114,15 @@ def _address_of(interface: str) -> str:
 
 
 def end() -> int:
-    """Let a node that was told to end exit by itself for LIMIT seconds, then kill the rest and remove its folder."""
+    """Let a node that was told to end exit by itself for LIMIT seconds, then kill the rest and remove its folder.
+
+    Without a start there is no process, as in a start of Ray that failed, and only the folder goes.
+    """
     pid, started, folder, limit_s = int(sys.argv[-4]), sys.argv[-3], sys.argv[-2], float(sys.argv[-1])
     deadline = time.monotonic() + limit_s
-    while start_time(pid) == started and time.monotonic() < deadline:
+    while started and start_time(pid) == started and time.monotonic() < deadline:
         time.sleep(0.02)
-    if start_time(pid) == started:
+    if started and start_time(pid) == started:
         kill_all(pid)
     remove_node(folder)
     return 0
