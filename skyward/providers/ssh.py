@@ -18,6 +18,7 @@ from ..errors import NoCapacity, SkywardError, Unreachable, UsageError
 from ..events import Emit, ignore
 from ..ssh import SSHTarget, connect
 from ..ssh.connect import Transport
+from ..ssh.target import check_login
 from ..values.image import Image
 from ..values.machine import Machine, Offer, PoolSpec
 from .detached import describe_machine, reach_machine
@@ -93,6 +94,7 @@ class SSH:
             raise UsageError(f"SSH.lease_s={self.lease_s!r}: must be a number of seconds > 0; set lease_s=60")
         if self.transport not in (None, "openssh", "paramiko"):
             raise UsageError(f'SSH.transport={self.transport!r}: unknown transport; set "openssh", "paramiko" or None')
+        check_login(self)
         hosts = tuple(read_host(host, "SSH.hosts") for host in self.hosts)
         object.__setattr__(self, "hosts", hosts)
         if not isinstance(self.host_keys, str) and isinstance(self.host_keys, Sequence):

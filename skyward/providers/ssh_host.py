@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import ipaddress
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ..core.records import dataclass
 from ..core.signatures import checked_options
 from ..errors import UsageError
 from ..ssh import HostKeys, SSHTarget
+from ..ssh.target import check_login, is_port
 
 # An IPv6 address stands in brackets. Without brackets no port can follow, and the whole text is the address, as in ssh.
 _HOST = re.compile(
     r"(?:ssh://)?(?:(?P<user>[^\s:/]+)@)?"
-    r"(?:\[(?P<ip>[^\s\[\]]+)\]|(?P<bare>[^@\s\[\]/]*:[^@\s\[\]/]*:[^@\s\[\]/]*)|(?P<host>[^:@\s\[\]/]+))(?::(?P<port>\d+))?"
+    r"(?:\[(?P<ip>[^\s\[\]]+)\]|(?P<bare>[^@\s\[\]/]*:[^@\s\[\]/]*:[^@\s\[\]/]*)|(?P<host>[^:@\s\[\]/,]+))"
+    r"(?::(?P<port>[0-9]+))?"
 )
 
 
@@ -38,7 +41,7 @@ class SSHHost:
             network card or a tunnel. Empty: the address at which the SSH connection arrives.
 
     Raises:
-        UsageError: an option is not one of these.
+        UsageError: an option is not one of these, or not legal; the message names it.
 
     Example:
         >>> SSHHost(host="gpu1", user="me", private_address="10.0.0.2").port is None
@@ -52,6 +55,20 @@ class SSHHost:
     jump: str | None = None
     host_keys: str | Sequence[str] | None = None
     private_address: str = ""
+
+    def __post_init__(self) -> None:
+        check_login(self)
+        host = self.host
+        if not isinstance(host, str) or "@" in host or (":" in host and not _is_ipv6(host)):
+            raise UsageError(
+                f"SSHHost.host={host!r}: must be a name or an address alone; give the login name as user= and the port "
+                "as port="
+            )
+        if self.private_address and not _is_address(self.private_address, ipaddress.IPv4Address):
+            raise UsageError(
+                f"SSHHost.private_address={self.private_address!r}: not an IPv4 address; write one such as "
+                '"10.0.0.2", or leave it out'
+            )
 
 
 def read_host(host: object, field: str) -> SSHHost:
@@ -67,19 +84,26 @@ def read_host(host: object, field: str) -> SSHHost:
             )
         return SSHHost(**host)
     match = _HOST.fullmatch(host) if isinstance(host, str) else None
-    address = match and (match["ip"] or match["bare"])
-    if match is None or (address and not _is_ipv6(address)):
-        raise UsageError(
-            f'{field}={host!r}: not a host; write "name", "user@name", "user@name:port" or an SSHHost, and put an '
-            'IPv6 address with a port in brackets: "user@[fd00::2]:22"'
-        )
-    port = int(match["port"]) if match["port"] else None
-    return SSHHost(host=address or match["host"], user=match["user"], port=port)
+    if match is not None:
+        address, port = match["ip"] or match["bare"], match["port"]
+        if port and not is_port(int(port)):
+            raise UsageError(f"{field}={host!r}: no TCP port is {port}; write one from 1 to 65535, or leave it out")
+        if not address or _is_ipv6(address):
+            with contextlib.suppress(UsageError):  # it names a field that is not in the user's text
+                return SSHHost(host=address or match["host"], user=match["user"], port=int(port) if port else None)
+    raise UsageError(
+        f'{field}={host!r}: not a host; write "name", "user@name", "user@name:port" or an SSHHost, and put an '
+        'IPv6 address with a port in brackets: "user@[fd00::2]:22"'
+    )
 
 
 def _is_ipv6(address: str) -> bool:
+    return _is_address(address, ipaddress.IPv6Address)
+
+
+def _is_address(address: str, kind: Callable[[str], object]) -> bool:
     try:
-        ipaddress.IPv6Address(address)
+        kind(address)
     except ValueError:  # not an address
         return False
     return True
@@ -107,10 +131,11 @@ def _host_keys(option: str | Sequence[str]) -> HostKeys:
         return HostKeys()
     if option == "accept-new":
         return HostKeys(policy="pin")
-    is_word = isinstance(option, str) and " " not in option and not option.startswith("SHA256:")
-    if is_word or not isinstance(option, Sequence) or not option or not all(isinstance(key, str) for key in option):
-        raise UsageError(
-            f'SSH.host_keys={option!r}: not a policy or a list of keys; set "known_hosts", "accept-new" or a list such '
-            'as ["SHA256:..."]'
-        )
-    return HostKeys(policy="given", keys=(option,) if isinstance(option, str) else tuple(option))
+    keys = (option,) if isinstance(option, str) else option
+    if isinstance(keys, Sequence) and keys and all(isinstance(key, str) for key in keys):
+        with contextlib.suppress(UsageError):  # it names a field that users do not see
+            return HostKeys(policy="given", keys=tuple(keys))
+    raise UsageError(
+        f'SSH.host_keys={option!r}: not a policy or a list of keys; set "known_hosts", "accept-new" or a list such '
+        'as ["ssh-ed25519 AAAA..."] or ["SHA256:..."]'
+    )

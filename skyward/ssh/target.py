@@ -93,22 +93,10 @@ class SSHTarget:
     connect_timeout_s: float = 15.0
 
     def __post_init__(self) -> None:
-        # A leading dash would make it an option of ssh.
-        for name in ("host", "user", "jump"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, str) or not re.fullmatch(r"[^-\s'\"][^\s'\"]*", value)):
-                kind = "user" if name == "user" else "host"
-                raise UsageError(f"Target.{name}={value!r}: not the name of a {kind}; remove dashes, spaces and quotes")
-        for name in ("key_file", "config_file"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, str) or not value):
-                raise UsageError(f"Target.{name}={value!r}: must be the path of a file; set it, or leave it out")
-        port = self.port
-        if port is not None and (isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536):
-            raise UsageError(f"Target.port={self.port!r}: must be a whole number from 1 to 65535; set port=22")
+        check_login(self)
         if not self.connect_timeout_s > 0:
             raise UsageError(
-                f"Target.connect_timeout_s={self.connect_timeout_s!r}: must be a number of seconds > 0; set "
+                f"SSHTarget.connect_timeout_s={self.connect_timeout_s!r}: must be a number of seconds > 0; set "
                 "connect_timeout_s=15"
             )
 
@@ -135,3 +123,28 @@ class SSHTarget:
         fields: dict[str, Any] = json.loads(text)
         keys = fields.pop("host_keys")
         return cls(**fields, host_keys=HostKeys(**{**keys, "keys": tuple(keys["keys"])}))
+
+
+def check_login(options: object) -> None:
+    """Check an object's options that are fields of an SSHTarget. Raises UsageError, which names class and option."""
+    owner = type(options).__name__
+    # A leading dash would make it an option of ssh.
+    for name, kind in (("host", "host"), ("user", "user"), ("jump", "host")):
+        value = getattr(options, name, None)
+        if value is not None and (not isinstance(value, str) or not re.fullmatch(r"[^-\s'\"][^\s'\"]*", value)):
+            raise UsageError(
+                f"{owner}.{name}={value!r}: not the name of a {kind}; write text without a leading dash, spaces and "
+                "quotes"
+            )
+    for name in ("key_file", "config_file"):
+        value = getattr(options, name, None)
+        if value is not None and (not isinstance(value, str | os.PathLike) or not os.fspath(value)):
+            raise UsageError(f"{owner}.{name}={value!r}: must be the path of a file; set it, or leave it out")
+    port = getattr(options, "port", None)
+    if port is not None and not is_port(port):
+        raise UsageError(f"{owner}.port={port!r}: must be a whole number from 1 to 65535; set port=22, or leave it out")
+
+
+def is_port(value: object) -> bool:
+    """Return whether a value is a number of a TCP port."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 65536
