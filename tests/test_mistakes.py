@@ -325,6 +325,7 @@ OPTIONS = [
     Mistake("selection=", lambda _: made(selection="frist"), UsageError, ("did you mean 'first'?",)),
     Mistake("lease_s=", lambda _: sky.Local(lease_s=0), UsageError, ("Local.lease_s=0", "set lease_s=5.0")),
     Mistake("gpus=", lambda _: made(gpus=8), UsageError, ("sky.accelerators.A100(count=8)",)),
+    Mistake("takeover=", lambda _: untyped.ComputePool.attach("x", takeover=True), UsageError, ("mean take_over=?",)),
     Mistake("ssh_timeout=", lambda _: made(ssh_timeout=9), UsageError, ("provision_timeout_s=",)),
     Mistake("worker=", lambda _: made(worker=1), UsageError, ("concurrency=4",)),
     Mistake("region=", lambda _: made(region="x"), UsageError, ("'local' has no regions",)),

@@ -117,7 +117,7 @@ def _checked(
         )
     takes_more = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
     options = [p.name for p in signature.parameters.values() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    options = [name for name in options if name != "self"]
+    options = [name for name in options if name not in ("self", "cls")]
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -279,6 +279,7 @@ class ComputePool(PoolTarget, NodeAccess, TaskAccess, DetachedAccess, SharedName
     Named = named
 
     @classmethod
+    @checked_options(place="ComputePool.attach")
     def attach(
         cls,
         name: str | None = None,
