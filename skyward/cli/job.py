@@ -70,7 +70,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs=argparse.REMAINDER,
         metavar="[NODE] [-- COMMAND]",
         help="number of the node (default: 0); a command",
-    )
+    ).required = False  # as in Python 3.12
     shell.set_defaults(run=_ssh, parser=shell)
     forward = add_command(
         actions, "forward", "show a port of a running job's node on this machine", "job forward ID 6006 --node 1"

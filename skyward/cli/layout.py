@@ -1,10 +1,11 @@
-"""Parsers whose help fits the terminal."""
+"""Parsers whose help fits the terminal, and whose errors name the command."""
 
 from __future__ import annotations
 
 import argparse
 import re
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 _OWN_LINE = re.compile(r"(?:exit status|from Python): ")
@@ -36,6 +37,25 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"formatter_class": _Layout, **options})
+
+    def parse_args(  # type: ignore[override]  # the overloads of typeshed cannot be met
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> Any:
+        """Parse a command line. Words that a command does not take are an error of that command, with its usage."""
+        arguments, rest = self.parse_known_args(args, namespace)
+        if rest:
+            arguments.parser.error(f"unrecognized arguments: {' '.join(rest)}; {_advice(arguments.parser, rest[0])}")
+        return arguments
+
+
+def _advice(command: argparse.ArgumentParser, word: str) -> str:
+    from ..core.spellings import suggestion  # only for a message
+
+    option, options = word.partition("=")[0], command._option_string_actions
+    if option in options:
+        return f"write {option} after the command: {command.prog} {option}"
+    near = suggestion(option, options) if option.startswith("-") else None
+    return f"did you mean {near}?" if near else f"{command.prog} --help lists its arguments"
 
 
 def add_command(

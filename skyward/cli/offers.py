@@ -76,7 +76,7 @@ def fields_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
     fields = (
         pool_fields(arguments.pool, ComputePool.__init__)
-        if arguments.pool
+        if arguments.pool is not None
         else {"any_of": [provider_named(name) for name in arguments.provider]}
     )
     regions: list[str] = arguments.region or []

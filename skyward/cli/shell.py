@@ -37,7 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs=argparse.REMAINDER,
         metavar="[NODE] [-- COMMAND]",
         help="number of the node (default: 0); a command",
-    )
+    ).required = False  # as in Python 3.12
 
 
 def run(arguments: argparse.Namespace) -> int:

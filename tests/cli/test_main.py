@@ -44,6 +44,24 @@ def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str])
     assert "fly" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("gc nope", "skyward gc: error: unrecognized arguments: nope; skyward gc --help lists its arguments"),
+        ("gc --dryrun", "skyward gc: error: unrecognized arguments: --dryrun; did you mean --dry-run?"),
+        ("hub token list nope", "skyward hub token list: error: unrecognized arguments: nope; "),
+        ("--json ls", "write --json after the command: skyward ls --json"),
+        ("--nope", "skyward: error: unrecognized arguments: --nope; skyward --help lists its arguments"),
+        ("ssh", "skyward ssh: error: the following arguments are required: POOL\n"),
+    ],
+)
+def test_a_wrong_word_is_an_error_of_its_command(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(line.split())
+    printed = capsys.readouterr().err
+    assert said in printed
+
+
 @pytest.mark.parametrize("command", ["doctor", "gc", "integrations"])
 def test_each_command_names_its_call_from_python(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:

@@ -43,7 +43,7 @@ def write_secret(folder: Path, project: str, name: str, value: str) -> None:
     """
     file = _file(folder, project, name)
     if not value or "\0" in value or len(value.encode()) > LARGEST:
-        raise UsageError(f"secret={name}: empty, with a NUL, or above {LARGEST} bytes; give a text", field="secret")
+        raise UsageError(f"secret={name!r}: empty, with a NUL, or above {LARGEST} bytes; give a text", field="secret")
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor, unfinished = tempfile.mkstemp(dir=file.parent, prefix=".")  # mode 600
@@ -55,7 +55,7 @@ def write_secret(folder: Path, project: str, name: str, value: str) -> None:
             Path(unfinished).unlink(missing_ok=True)  # no part of a secret stays behind
             raise
     except OSError as error:
-        raise UsageError(f"secret={name}: cannot be written: {error}; check the folder", field="secret") from None
+        raise UsageError(f"secret={name!r}: cannot be written: {error}; check the folder", field="secret") from None
 
 
 def remove_secret(folder: Path, project: str, name: str) -> None:
