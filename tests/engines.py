@@ -28,6 +28,7 @@ __all__ = [
     "is_moving",
     "journaled_pool",
     "leave",
+    "machine_of",
     "members_of",
     "next_client",
     "open_calls",
@@ -48,6 +49,11 @@ def head_place(pool: sky.ComputePool) -> int | None:
     """Return the node beside the head; None: the head is in the program."""
     engine, _ = pool._life.running()  # no public name tells
     return next(iter(engine.members.last), None)
+
+
+def machine_of(pool: sky.ComputePool, node: int) -> Machine:
+    """Return the machine that a node of a pool runs on now."""
+    return pool._life.machine(node)  # users never hold one
 
 
 def members_of(pool: sky.ComputePool) -> HostedMembers:

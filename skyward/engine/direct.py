@@ -70,6 +70,7 @@ from .nodes import NodeLinks
 from .open_streams import OpenStreams
 from .questions import OpenQuestions
 from .reader import Reader
+from .relief import Relief
 from .running import running_tasks
 from .shared_state import SharedState
 from .task_channels import TaskChannels
@@ -144,6 +145,7 @@ class DirectEngine:
             task_events,
             on_lost=(*lost, self.members.node_lost),
         )
+        self.relief = Relief(ledger, self._dispatcher, task_events, self.members, self.link_repair)
         self.frame_handlers = FrameHandlers(
             ledger,
             self._dispatcher,
@@ -155,7 +157,7 @@ class DirectEngine:
                 FrameKind.PORT: lambda _, frame: self._gangs.on_port(frame),
                 FrameKind.LINE: lambda link, frame: self._lines.on_line(link.node, frame),
                 FrameKind.USAGE: lambda link, frame: task_events.usage(link.node, frame.body),
-                FrameKind.NOTICE: lambda link, frame: self.link_repair.on_notice(link.node, frame.body),
+                FrameKind.NOTICE: lambda link, frame: self.relief.on_notice(link.node, frame.body),
                 FrameKind.FETCHED: self.values.on_fetched,
                 FrameKind.OFFERED: transfers.on_offered,
                 FrameKind.PULLED: transfers.on_pulled,

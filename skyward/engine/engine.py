@@ -115,7 +115,7 @@ class PoolMembers(Protocol):
         """Keep nodes that are leaving: those that waiting calls name, and others up to `count`. Returns how many."""
         ...
 
-    def move_values(self, node: int) -> None:
+    def move_values(self, node: int) -> object:
         """Move the values that stay on a node to others, so that it can be given back. Call it until that succeeds."""
         ...
 

@@ -38,11 +38,14 @@ class HeadMachines:
         self._locks: dict[int, threading.Lock] = {}
         self._taken: dict[int, Machine | None] = {}
         """Machines that the provider takes back, or has taken back, by node. The node may have another one since."""
+        self._relieved: dict[int, Machine | None] = {}
+        """Former machines of nodes, of which all outcomes are here. The node may have another one since."""
         self.source: Machines | None = None
         """Source of machines; None: there is none."""
         self.verbs: dict[str, Callable[..., Any]] = {
             "replace": self.replace,
             "prepare_replacement": self.prepare_replacement,
+            "relieved": self.note_relieved,
             "give_up": self.give_up,
             "why_gone": self.why_gone,
         }
@@ -106,6 +109,17 @@ class HeadMachines:
         """Return whether the provider takes back the present machine of a node, or has taken it back."""
         machine = self._ledger.machines.get(node)
         return machine is not None and self._taken.get(node) is machine
+
+    def note_relieved(self, node: int) -> None:
+        """Note that all outcomes of a node are here, as the head tells behind them. Next it asks for another."""
+        self._relieved[node] = self._ledger.machines.get(node)
+
+    @property
+    def relieved(self) -> frozenset[int]:
+        """Return the nodes whose present machine the head has relieved. Nothing that is open here has run there."""
+        with self._ledger.lock:
+            machines = self._ledger.machines
+            return frozenset(node for node, machine in machines.items() if self._relieved.get(node) is machine)
 
     def _note_taken(self, node: int) -> None:
         self._taken[node] = self._ledger.machines.get(node)

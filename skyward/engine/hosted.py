@@ -559,7 +559,8 @@ class HostedEngine:
         self._calls.inputs_at(number, positions)
 
     def _on_node_lost(self, node: int, *, is_preempted: bool = False) -> None:
-        self._calls.doubt(node, is_preempted=is_preempted)
+        if node not in self._machines.relieved:  # else nothing that is open here has run there
+            self._calls.doubt(node, is_preempted=is_preempted)
         self._heads.node_replaced(node)
         self.members.node_lost(node)
 

@@ -86,9 +86,10 @@ class HeadLoss(NamedTuple):
     """Loss of a head, as far as it puts open calls in doubt."""
 
     lost: frozenset[int] = frozenset()
-    """Nodes whose machines are gone with it, and may have run any of them."""
+    """Nodes whose machines are gone with it, and may have run any of them, or that it had relieved."""
     noted: frozenset[int] = frozenset()
-    """Those of them that the head had found lost itself. What these may have run is in doubt already."""
+    """Those of them that the head had relieved, or found lost itself. What the latter may have run is in doubt already.
+    """
     beside: frozenset[int] = frozenset()
     """Node beside the head, where only permitted calls begin before they are known here; none for one on this machine.
     """

@@ -13,7 +13,6 @@ each one checks under the lock that `ledger.links` still has its link before it 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Sequence
 
 from ..errors import InternalError, NodeError, SkywardError, Unreachable
@@ -34,11 +33,10 @@ _log = logging.getLogger(__name__)
 
 _REPLACEMENT_TRIES = 3
 """Attempts to replace a lost node by a reachable machine."""
-_LOOK_S = 0.2
 
 
 class LinkRepair:
-    """Repair of broken links, and replacement of nodes that are lost or about to be.
+    """Repair of broken links, and replacement of lost nodes.
 
     Args:
         ledger: Shared state of the engine.
@@ -161,25 +159,31 @@ class LinkRepair:
                 link.close()
             else:
                 self._ledger.after.append(link.close)
-            if not self._ledger.is_open:
-                return
-            node = link.node
-            if self._ledger.links.get(node) is not link:
-                return  # it was given back, or was found lost before
-            del self._ledger.links[node]
-            self._ledger.taken_back.discard(node)
-            if gone.is_preempted:
-                self._ledger.taken_back.add(node)
-            will_return = self.source is not None and self.may_ask(node)
-            self._task_events.node_lost(node, will_return=will_return, reason=gone.reason)
-            for task in list(self._ledger.tasks.values()):
-                self._lose(task, node)
-            # After `_lose`: the scheduler retries what it still knows, and needs the losses to judge.
-            self._dispatcher.perform(self._ledger.scheduler.node_lost(node, will_return=will_return))
-            for on_lost in self._on_lost:
-                on_lost(node)
+            # It may have been given back, or found lost before.
+            is_there = self._ledger.is_open and self._ledger.links.get(link.node) is link
+            will_return = is_there and self.strike_out(link, gone)
         if will_return:
-            self._begin_to_replace(node)
+            self.begin_to_replace(link.node)
+
+    def strike_out(self, link: NodeLink, gone: Gone) -> bool:
+        """Strike a node out of the books, whose link nobody reads anymore. Return whether it can be replaced now.
+
+        Needs the ledger's lock.
+        """
+        node = link.node
+        del self._ledger.links[node]
+        self._ledger.taken_back.discard(node)
+        if gone.is_preempted:
+            self._ledger.taken_back.add(node)
+        will_return = self.source is not None and self.may_ask(node)
+        self._task_events.node_lost(node, will_return=will_return, reason=gone.reason)
+        for task in list(self._ledger.tasks.values()):
+            self._lose(task, node)
+        # After `_lose`: the scheduler retries what it still knows, and needs the losses to judge.
+        self._dispatcher.perform(self._ledger.scheduler.node_lost(node, will_return=will_return))
+        for on_lost in self._on_lost:
+            on_lost(node)
+        return will_return
 
     def missing(self, machine: Machine) -> None:
         """Note that a node which an earlier head had does not answer, and replace it. Needs the ledger's lock."""
@@ -188,7 +192,7 @@ class LinkRepair:
         self._task_events.node_lost(node, will_return=will_return, reason=reason)
         if will_return:
             self._ledger.scheduler.node_absent(node, machine.slots)
-            self._ledger.after.append(lambda: self._begin_to_replace(node))
+            self._ledger.after.append(lambda: self.begin_to_replace(node))
 
     def replace_lost(self, nodes: Iterable[int]) -> None:
         """Replace nodes that were given up, because somebody can now. Needs the ledger's lock."""
@@ -197,49 +201,16 @@ class LinkRepair:
             if machine is None or node in self._ledger.links or node in self._replacing or not self.may_ask(node):
                 continue
             self._ledger.scheduler.node_absent(node, machine.slots)
-            self._begin_to_replace(node)
+            self.begin_to_replace(node)
 
-    def _begin_to_replace(self, node: int) -> None:
+    def begin_to_replace(self, node: int) -> None:
+        """Get another machine for a node that was struck out, in a separate thread."""
         self._replacing.add(node)
         start_thread(
             lambda: self._replace(node),
             name="skyward-replace",
-            failed=lambda error: self._not_replaced(node, error),
+            failed=lambda error: self.not_replaced(node, error),
         )
-
-    def on_notice(self, node: int, notice: bytes) -> None:
-        """Stop using a node whose machine will be taken back, and start to look for another machine."""
-        self._task_events.preemption_notice(node, notice)
-        self._dispatcher.perform(self._ledger.scheduler.node_leaving(node))
-        link = self._ledger.links.get(node)
-        if link is not None:
-            link.has_notice = True
-        if self.source is not None and link is not None and self.may_ask(node):
-            start_thread(
-                lambda: self._relieve(link),
-                name="skyward-relieve",
-                failed=lambda error: _log.error(
-                    "node %d: could not prepare a replacement: %s", link.node, in_words(error)
-                ),
-            )
-
-    def _relieve(self, link: NodeLink) -> None:
-        """Give up a node, in a separate thread, once another machine is ready and nothing runs on this one."""
-        assert self.source is not None
-        try:
-            is_ready = self.source.prepare_replacement(link.node)
-        except Exception as error:  # the node is replaced later, once it is gone
-            _log.warning("node %d: no replacement is ready before its machine is taken: %s", link.node, in_words(error))
-            return
-        while is_ready:
-            with self._ledger.lock:
-                if not self._ledger.is_open or self._ledger.links.get(link.node) is not link:
-                    return  # the node is gone already
-                if self._ledger.scheduler.is_idle(link.node):
-                    break
-            time.sleep(_LOOK_S)
-        if is_ready:
-            self._node_gone(link, PREEMPTED)
 
     def _lose(self, task: Task, node: int) -> None:
         """Fail a task of a lost node that cannot be retried. Otherwise note its loss for the scheduler's decision."""
@@ -297,7 +268,7 @@ class LinkRepair:
             self._task_events.node_replaced(node)
         self._ledger.watcher.wake()
 
-    def _not_replaced(self, node: int, error: BaseException) -> None:
+    def not_replaced(self, node: int, error: BaseException) -> None:
         """Give up on a node whose replacement failed unexpectedly, so that no call waits for it."""
         self._give_up(node, error)
         with self._ledger:

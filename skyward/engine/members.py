@@ -163,16 +163,24 @@ class Membership:
         """Forget that a lost node was leaving, because its replacement takes calls. Called under the ledger's lock."""
         self._leaving.discard(node)
 
-    def move_values(self, node: int) -> None:
-        """Move the values that stay on a node to others, so that it can be given back. Call it until that succeeds.
+    def move_values(self, node: int) -> bool:
+        """Move the values that stay on a node to others, so that it can go. Call it until it returns False.
 
-        They go to nodes with lower numbers, because those are given back later. Without such a node they stay.
+        They go to nodes with lower numbers, because those are given back later. Those of a node that goes for certain
+        go to any other one. Without such a node they stay.
+
+        Returns:
+            Whether it has values that another node can take.
         """
         ledger = self._ledger
         with ledger:
-            if ledger.is_open and node in ledger.links:
-                staying = sorted(ledger.links.keys() - self._leaving)
-                self._values.move(node, [other for other in staying if other < node or node in self._leaving])
+            if not (ledger.is_open and node in ledger.links):
+                return False
+            noticed = {other for other, link in ledger.links.items() if link.has_notice}
+            staying = sorted(ledger.links.keys() - self._leaving - noticed)
+            others = [other for other in staying if other < node or node not in staying]
+            self._values.move(node, others)
+            return bool(others and ledger.links[node].held)
 
     def may_go(self, node: int) -> bool:
         """Return whether a node is not in use."""
@@ -188,30 +196,48 @@ class Membership:
             confirm: Called when nothing can begin there anymore, and before the agent ends. Returns once whoever goes
                 on after this process has all outcomes of the node. If it raises, the agent is not told to end.
         """
-        ledger = self._ledger
-        link = ledger.links.get(node)
+        link = self._ledger.links.get(node)
+        if link is None:
+            return False
+
+        def finish() -> None:
+            confirm()
+            link.send(FrameKind.SHUTDOWN)
+
+        return self.part_with(link, partial(self._may_go, link), partial(self._let_rest, link), finish)
+
+    def part_with(
+        self, link: NodeLink, may_go: Callable[[], bool], take_out: Callable[[], object], finish: Callable[[], object]
+    ) -> bool:
+        """Part with a node that is well. Returns False, and changes nothing, if it may not go.
+
+        Args:
+            link: Link to the node.
+            may_go: Tells whether it may. Called under the ledger's lock.
+            take_out: Takes it out of the books, under the ledger's lock. Nothing is read from it anymore.
+            finish: Called without the lock, when nothing can begin there anymore, and before the link is closed.
+        """
         # Nobody may be reading the link when it is closed here, or its end would look like the loss of the node.
-        if link is None or not link.reading.acquire(timeout=_READ_S):
+        if not link.reading.acquire(timeout=_READ_S):
             return False
         try:
-            with ledger:
-                if not self._may_go(link):
+            with self._ledger:
+                if not may_go():
                     return False
-                self._take_out(link)
+                self._lines.drop(link)
+                self._nodes.unwatch(link)
+                take_out()
             try:
-                confirm()
-                link.send(FrameKind.SHUTDOWN)
+                finish()
             finally:
                 self._close(link)
             return True
         finally:
             link.reading.release()
 
-    def _take_out(self, link: NodeLink) -> None:
-        """Let a node rest: nothing is read from it, and no call goes there."""
+    def _let_rest(self, link: NodeLink) -> None:
+        """Take a node out of the books until it is wanted again: no call goes there."""
         ledger, node = self._ledger, link.node
-        self._lines.drop(link)
-        self._nodes.unwatch(link)
         del ledger.links[node], ledger.machines[node]
         ledger.resting.add(node)
         self._leaving.discard(node)

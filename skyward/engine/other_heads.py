@@ -201,13 +201,14 @@ class OtherHeads:
         self._count()
         lost = frozenset[int]() if has_ended or self.node is None or self._has_moved else frozenset((self.node,))
         is_noted = self._is_node_lost and self._machine_now is self._machine
+        relieved = self._machines.relieved
         loss = HeadLoss(
-            lost=lost,
-            noted=lost if is_noted else frozenset(),
+            lost=lost | relieved,
+            noted=lost | relieved if is_noted else relieved,
             beside=frozenset() if self.beside is None else frozenset((self.beside,)),
             is_preempted=gone is not None and gone.is_preempted,
         )
-        for node in self._candidates(lost):
+        for node in self._candidates(loss.lost):
             if not self._ledger.is_open:
                 return True  # the pool is closed, which ends everything
             if self._begin_on(node, before, loss):

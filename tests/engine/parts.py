@@ -20,6 +20,7 @@ from skyward.engine.link_repair import LinkRepair
 from skyward.engine.log_router import LogRouter
 from skyward.engine.members import Membership
 from skyward.engine.nodes import NodeLinks
+from skyward.engine.relief import Relief
 from skyward.engine.retries import Retries
 from skyward.engine.task_dispatcher import TaskDispatcher
 from skyward.engine.task_events import TaskEvents
@@ -149,6 +150,9 @@ class Parts:
 
     def members(self, *on_left: Any) -> Membership:
         return Membership(self.ledger, self.lines, self.dispatcher, self.nodes, self.values, on_left=on_left)
+
+    def relief(self, members: Membership, repair: LinkRepair) -> Relief:
+        return Relief(self.ledger, self.dispatcher, self.task_events, members, repair)
 
     def frame_handlers(self, **given: Any) -> FrameHandlers:
         noted: dict[str, Any] = {

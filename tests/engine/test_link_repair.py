@@ -84,21 +84,3 @@ def test_calls_fail_at_once_while_nobody_is_there_who_could_replace_the_node(par
     assert [type(error) for _, error in task.told] == [NodeLost]
     assert [event.will_be_replaced for event in parts.events if isinstance(event, events.NodeLost)] == [False]
     assert source.asked == []
-
-
-def test_a_node_about_to_be_preempted_gets_no_new_calls_and_leaves_when_idle(parts: Parts) -> None:
-    link_repair, source = parts.link_repair(), Source()
-    link_repair.source = source
-    agent = parts.add_node(slots=2)
-    running = parts.submit()
-    agent.received()
-    with parts.ledger:
-        link_repair.on_notice(0, b"spot")
-    parts.submit()
-    assert agent.kinds() == [FrameKind.RECALL]
-    with parts.ledger:
-        parts.dispatcher.finish(running, 0, elapsed_ns=1)
-    until(lambda: ("replace", 0) in source.asked)
-    assert source.asked == [("prepare", 0), ("replace", 0)]
-    parts.ledger.is_open = False
-    source.go.set()

@@ -116,12 +116,13 @@ def test_a_node_that_is_leaving_takes_calls_again_when_it_is_wanted(parts: Parts
 
 
 def test_a_node_whose_machine_will_be_taken_back_takes_no_calls_again(parts: Parts) -> None:
-    repair, members = parts.link_repair(), parts.members()
+    members = parts.members()
+    relief = parts.relief(members, parts.link_repair())
     parts.add_node(0)
     parts.add_node(1)
     members.leave(1)
     with parts.ledger:
-        repair.on_notice(1, b"")
+        relief.on_notice(1, b"")
     assert members.stay(1) == 1
     assert [parts.ledger.scheduler.node_of(parts.submit().id) for _ in range(2)] == [0, None]
 

@@ -1,9 +1,9 @@
 """Nodes that come and go while a head runs: requests of its client, which decides and has the machines.
 
-The agent of a node that is given back holds outcomes until the client has them (`settling`), and ends with them. So the
-client hears first that the node goes, behind all outcomes. From then on its books say that nothing is left there. If
-the head dies before, the next one finds the node. If it dies after, the next one is not told of it, and does not miss
-it.
+The agent of a node that goes holds outcomes until the client has them (`settling`), and ends with them. So the client
+hears first that the node goes, behind all outcomes. From then on its books say that nothing is left there. If the head
+dies before, the next one finds the node. If it dies after, the next one does not look for it: it does not miss a node
+that was given back, and asks for the other machine of one that was relieved.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from ...calls.futures import Future
 from ..members import Membership
+from ..relief import Relief
 
 
 class ComingNodes:
@@ -22,24 +23,30 @@ class ComingNodes:
 
     Args:
         members: Nodes of the engine.
+        relief: Relief of those whose machines are taken back.
         ask: Asks the client, behind all outcomes, whether it is there.
-        tell_gone: Tells it, behind all outcomes, that a node is given back.
+        tell: Sends it a request about a node, behind all outcomes.
         left: Called with the number of a node that was given back.
         is_first: Whether this is the pool's first head.
+        has_journal: Whether outcomes are in a journal, so that nobody waits until the client has them.
     """
 
     def __init__(
         self,
         members: Membership,
+        relief: Relief,
         *,
         ask: Callable[[], Future[Any]],
-        tell_gone: Callable[[int], Future[Any]],
+        tell: Callable[[str, int], Future[Any]],
         left: Callable[[int], object],
         is_first: bool,
+        has_journal: bool,
     ) -> None:
         self._members = members
-        self._ask, self._tell_gone = ask, tell_gone
+        self._ask, self._tell = ask, tell
         self._left = left
+        if not has_journal:
+            relief.confirm = partial(self._confirm, "relieved")
         self.are_known = threading.Event()
         """Set when the nodes of an earlier head are known. Until then, all would seem to be at rest."""
         if is_first:
@@ -67,17 +74,16 @@ class ComingNodes:
 
     def give_back(self, node: int) -> bool:
         """Stop using a node. Return False if it is in use. Its agent ends once the client has all of its outcomes."""
-        is_gone = self._members.give_back(node, confirm=partial(self._confirm, node))
+        is_gone = self._members.give_back(node, confirm=partial(self._confirm, "given_back", node))
         if is_gone:
             self._left(node)
         return is_gone
 
-    def _confirm(self, node: int) -> None:
-        """Wait until the client has all outcomes of a node, and knows that it is given back.
+    def _confirm(self, verb: str, node: int) -> None:
+        """Wait until the client has all outcomes of a node, and knows that it goes.
 
-        Runs in a thread of the request, which ends with this process: when the client is gone, or is away for longer
-        than the lease.
+        Runs in a thread that ends with this process: when the client is gone, or is away for longer than the lease.
         """
         # The end of a gang is sent a moment after its last rank has ended. The thread that does that reads this reply.
         self._ask().result()
-        self._tell_gone(node).result()
+        self._tell(verb, node).result()

@@ -108,17 +108,15 @@ class Head:
             self._ways.are_open.set()
         self._coming = ComingNodes(
             engine.members,
+            engine.relief,
             ask=self._ask_if_it_came,
-            tell_gone=lambda node: self._requests.begin("given_back", node, priority=BLOBS),
+            tell=lambda verb, node: self._requests.begin(verb, node, priority=BLOBS),
             left=self._on_left,
             is_first=not config.heads_before,
+            has_journal=self._kept is not None,
         )
         self._handover = HandOver(
-            self._ledger,
-            engine.shared,
-            engine.members,
-            give_back=self._coming.give_back,
-            ask=self._ask_if_it_came,
+            self._ledger, engine.shared, engine.members, give_back=self._coming.give_back, ask=self._ask_if_it_came
         )
         self._requests = Requests(
             self._tell,
