@@ -139,7 +139,7 @@ class NodeAccess:
         from .forwarding import ForwardedPort, check_port
 
         remote = check_port("port", port)
-        (chosen,) = self._numbers([node])
+        (chosen,) = self._numbers([node], "node")
         if local is not None:
             check_port("local", local)
         elif self._life.provider.shares_files:
@@ -156,9 +156,9 @@ class NodeAccess:
         guests.add(forwarded)
         return forwarded
 
-    def _numbers(self, nodes: Sequence[int] | None) -> tuple[int, ...]:
+    def _numbers(self, nodes: Sequence[int] | None, field: str = "nodes") -> tuple[int, ...]:
         self._life.wake()
-        return self._life.nodes() if nodes is None else check_nodes("nodes", nodes, self._life.spec.most_nodes)
+        return self._life.nodes() if nodes is None else check_nodes(field, nodes, self._life.spec.most_nodes)
 
     def _transfer(self, field: str, path: str, work: dict[int, Work], bars: Sequence[Progress]) -> Transfer:
         from .file_transfer import TransferRun

@@ -89,7 +89,7 @@ def in_regions(
     """
     if region is None:
         return providers
-    regions = [region] if isinstance(region, str) else list(region)
+    regions = [region] if isinstance(region, str) else list(region) if isinstance(region, Iterable) else []
     if not regions or not all(isinstance(name, str) and name for name in regions):
         raise UsageError(
             f'region={region!r}: not a region or a list of them; write region=["us-east-1", "eu-west-1"]',

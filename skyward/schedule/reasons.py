@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from .groups import GangEntry, Line, NodeEntry
 from .node_table import NodeTable
-from .resources import PLAIN, UNIT, Need, Stock, gpus, number
+from .resources import PLAIN, UNIT, Need, Stock, gib, gpus, number
 
 _MOST_SUPPLIES = 4
 
@@ -66,7 +66,7 @@ def _lack(node: NodeEntry, need: Need) -> str:
     if stock.cpus < need.cpus:
         return f"{number(need.cpus)} CPU{'s' if need.cpus != UNIT else ''}: {number(stock.cpus)} free"
     if stock.memory_mib < need.memory_mib:
-        return f"{need.memory_mib / 1024:.3g} GiB of memory: {stock.memory_mib / 1024:.3g} free"
+        return f"{gib(need.memory_mib)} GiB of memory: {gib(stock.memory_mib)} free"
     return f"{gpus(stock.amount(need), need.accelerator)}: {_free(stock, need)}"
 
 

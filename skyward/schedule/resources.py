@@ -61,7 +61,7 @@ class Need(NamedTuple):
         if self.cpus:
             parts.append(f"{number(self.cpus)} CPU{'s' if self.cpus != UNIT else ''}")
         if self.memory_mib:
-            parts.append(f"{self.memory_mib / 1024:.3g} GiB of memory")
+            parts.append(f"{gib(self.memory_mib)} GiB of memory")
         return " and ".join(parts) or ("a slot" if self.slots == 1 else f"{self.slots} slots")
 
 
@@ -70,6 +70,11 @@ PLAIN = Need()
 
 def number(thousandths: int) -> str:
     return f"{thousandths / UNIT:g}"
+
+
+def gib(mib: float) -> str:
+    """Describe MiB in GiB with three digits, never as a power of ten."""
+    return f"{float(f'{mib / 1024:.3g}'):g}"
 
 
 def gpus(thousandths: int, accelerator: Kind | None = None) -> str:

@@ -326,6 +326,7 @@ def test_a_list_of_regions_or_accelerators_makes_entries() -> None:
         ({"any_of": [], "provider": None}, r"any_of=\[\]: names no provider"),
         ({"selection": "cheap"}, r"selection='cheap': not supported; did you mean 'cheapest'\?"),
         ({"region": ["x"]}, r"region=\['x'\]: provider 'local' has no regions"),
+        ({"provider": sky.AWS(), "region": 3}, "region=3: not a region or a list of them"),
         ({"provider": sky.AWS(), "region": []}, r"region=\[\]: not a region or a list of them"),
         ({"accelerator": []}, r"accelerator=\[\]: empty"),
         ({"accelerator": ["A100", 3]}, r"accelerator=\['A100', 3\]: not an accelerator"),

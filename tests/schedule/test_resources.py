@@ -351,6 +351,11 @@ def test_a_need_that_no_node_can_hold_is_refused_with_what_there_is(need: Need, 
     assert scheduler.queued == 0
 
 
+@pytest.mark.parametrize(("mib", "said"), [(102, "0.0996"), (1536, "1.5"), (10_000 * 1024, "10000")])
+def test_memory_is_shown_in_plain_digits(mib: int, said: str) -> None:
+    assert Need(memory_mib=mib).each == f"{said} GiB of memory"
+
+
 def test_a_call_waits_for_a_node_that_is_not_there_and_is_refused_if_that_has_too_little() -> None:
     scheduler = Scheduler()
     scheduler.node_absent(0, 1)

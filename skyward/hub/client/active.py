@@ -153,6 +153,12 @@ class ActiveRun:
         Raises:
             UsageError: a key is not legal, or this process logged another value for it.
         """
+        if not hasattr(params, "items"):
+            raise UsageError(
+                f"params={params!r:.60}: not a dict; write log_params({{'lr': 3e-4}}), or vars(args) of a namespace",
+                field="params",
+                value=params,
+            )
         texts = {check_key(key): str(value) for key, value in params.items()}
         for key, text in texts.items():
             if self._params.get(key, text) != text:

@@ -300,6 +300,12 @@ class CheckpointCoordinator:
         return latest
 
     def _check(self, process_groups: Mapping[str, Any]) -> None:
+        for component in self.state_components:
+            if not hasattr(component, "sharing_pattern"):
+                raise UsageError(
+                    f"state_components=[...]: {type(component).__name__!r} is not a component; write "
+                    'StateComponent("model", model, SharingPattern.GLOBAL)'
+                )
         keys = [state_component.key for state_component in self.state_components]
         duplicates = sorted({key for key in keys if keys.count(key) > 1})
         if duplicates:

@@ -317,6 +317,7 @@ BAD: list[tuple[str, Any]] = [
     ("is not a text", lambda: hub.log_metric(3, 1.0)),  # type: ignore[arg-type]
     ("is not a plain path", lambda: hub.log_param("../up", 1.0)),
     ("is not a plain path", lambda: hub.log_text("text", "/etc/passwd")),
+    ("not a dict; .* vars", lambda: hub.log_params(["lr"])),  # type: ignore[arg-type]
     ("more than 250", lambda: hub.set_tag("k" * 251, 1.0)),
     ("is not a number", lambda: hub.log_metric("loss", "high")),  # type: ignore[arg-type]
     ("is not the id", lambda: hub.start_run(resume="../../etc")),

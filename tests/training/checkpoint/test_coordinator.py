@@ -56,6 +56,9 @@ def test_keys_are_unique_and_groups_known() -> None:
     one = StateComponent("model", Box({}), SharingPattern.GLOBAL)
     with pytest.raises(UsageError, match="several have the key 'model'"):
         CheckpointCoordinator([one, one])
+    unwrapped: Any = Box({})
+    with pytest.raises(UsageError, match=r"state_components=.*'Box' is not a component; write StateComponent\("):
+        CheckpointCoordinator([unwrapped])
     grouped = StateComponent("m", Box({}), SharingPattern.PER_GROUP, "tp")
     with pytest.raises(UsageError, match="process_group_name='tp': .* process_groups: \\['dp'\\]"):
         CheckpointCoordinator([grouped], {"dp": [[0]]})
