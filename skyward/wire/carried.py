@@ -27,6 +27,8 @@ _FEW_S: Final = 0.01
 """Seconds in which a side gives no more than `_FEW` batches of little. A batch costs both processes almost a
 millisecond. Calls that follow on each other need one of each side.
 """
+_BRIEF_S: Final = 1.0
+"""Who waits for less than this goes before others, which have more time."""
 _OPEN_S: Final = 2.0
 """Longest time for the other side to open a stream. It is short: there is another way, and leases go on."""
 _PIECE: Final = "<QBI"  # not a Struct, which Ray could not copy to its nodes
@@ -118,6 +120,8 @@ class CarriedStreams:
         self._given = 0
         self._given_at: deque[float] = deque(maxlen=_FEW)
         """Times of the last batches."""
+        self._brief = 0
+        """Calls that wait for less than `_BRIEF_S`."""
         self._has_pieces, self._has_room = asyncio.Event(), asyncio.Event()
         self._has_room.set()
         self._taken = 0
@@ -149,9 +153,16 @@ class CarriedStreams:
             self._forget(stream)
 
     async def give(self, wait_s: float) -> StreamBatch:
-        """Return what is to be sent, after at most `wait_s` seconds. A busy side waits for more, if it has little."""
+        """Return what is to be sent, after at most `wait_s` seconds. A busy side waits for more, if it has little.
+
+        Of several calls, one that waits for less than a second gets it first.
+        """
         if wait_s > 0:
-            await self._gather(wait_s)
+            self._brief += wait_s < _BRIEF_S
+            try:
+                await self._gather(wait_s)
+            finally:
+                self._brief -= wait_s < _BRIEF_S
         if not self._pieces:
             return NOTHING
         parts: list[bytes] = []
@@ -179,6 +190,8 @@ class CarriedStreams:
             if not self._pieces:  # another call may have taken those that have come
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._has_pieces.wait(), deadline - now)
+                if self._brief and wait_s >= _BRIEF_S:
+                    await asyncio.sleep(0)  # the brief ones wake after this one, and take what there is
             elif self._waiting_bytes < _LITTLE_BYTES and soon > now:
                 await asyncio.sleep(soon - now)
             else:

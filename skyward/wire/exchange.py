@@ -14,6 +14,11 @@ _LISTENING: Final = 2
 """Calls to an actor at a time that wait for bytes of it."""
 _LISTEN_S: Final = 15.0
 """Longest time for which an actor waits for bytes. Each such call costs both processes almost a millisecond."""
+_QUIET_S: Final = 1.0
+_ANSWER_S: Final = 0.05
+"""Longest time for which the first call after `_QUIET_S` waits for an answer. Idle links ask only whether the other
+side is there, and two calls for that would cost twice as much.
+"""
 _CALL_S: Final = 20.0
 """Longest time for an actor to answer beyond what it was told to wait."""
 
@@ -61,13 +66,16 @@ class ActorStreams:
         task.add_done_callback(self._jobs.discard)
 
     async def _send(self) -> None:
+        loop, sent_at = asyncio.get_running_loop(), 0.0
         free = asyncio.Semaphore(_CALLS)
         while not self._is_over:
             await free.acquire()
             while not (batch := await self._streams.give(_LISTEN_S)).number:
                 if self._is_over:
                     return
-            self._do(self._exchange(batch, 0.0, free))
+            wait_s = _ANSWER_S if loop.time() - sent_at > _QUIET_S else 0.0
+            sent_at = loop.time()
+            self._do(self._exchange(batch, wait_s, free))
 
     async def _listen(self) -> None:
         while not self._is_over:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import itertools
+import operator
 import os
 import random
 import subprocess
@@ -19,6 +20,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import cloudpickle
 
@@ -142,14 +145,16 @@ def _beginnings(began: Counter[str], call: str) -> int:
 class Load:
     """Threads that keep a pool busy, each with one kind of call, until `stop` is set. Then all calls are settled.
 
-    The names of calls that may run at most once begin with "once". All others have retries and must succeed.
+    The names of calls that may run at most once begin with "once". All others have retries and must succeed. Gangs are
+    on all nodes, or on `gang_nodes` of a pool whose number of nodes changes.
     """
 
-    def __init__(self, pool: sky.ComputePool, ledger: str, seed: int) -> None:
+    def __init__(self, pool: sky.ComputePool, ledger: str, seed: int, gang_nodes: int | None = None) -> None:
         self.books = Books()
         self._pool = pool
         self._ledger = ledger
         self._seed = seed
+        self._gang_nodes = gang_nodes
         self._stop = threading.Event()
         kinds = (self._futures, self._retried, self._blocking, self._maps, self._streams, self._gangs, self._nested)
         self._threads = [threading.Thread(target=self._run, args=(kind,), name=kind.__name__) for kind in kinds]
@@ -238,13 +243,16 @@ class Load:
             self.books.settle(call, outcome, list(range(length)), may_be_lost=True)
 
     def _gangs(self, numbers: Iterator[int], rng: random.Random) -> None:
-        gang = gang_of(meet).with_options(max_restarts=RETRIES)
-        nodes = self._pool.nodes
+        nodes = self._gang_nodes or self._pool.nodes
+        gang: Callable[..., Any] = gang_of(meet).with_options(max_restarts=RETRIES)
+        send = operator.matmul
+        if self._gang_nodes:
+            gang, send = gang_of(meet).with_options(max_restarts=RETRIES, nodes=nodes), operator.rshift
         for number in numbers:
             call = f"gang {number}"
             expected = [(call, node) for node in range(nodes)]
             pending = gang(self._ledger, call, rng.uniform(0, 0.05))
-            self.books.settle(call, lambda p=pending: p @ self._pool, expected, may_be_lost=False)  # type: ignore[misc]
+            self.books.settle(call, partial(send, pending, self._pool), expected, may_be_lost=False)
             self._stop.wait(0.2)  # a gang holds whole nodes: leave some time to the others
 
     def _nested(self, numbers: Iterator[int], rng: random.Random) -> None:

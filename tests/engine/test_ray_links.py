@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import skyward as sky
+from skyward.engine.ray.settings import NICENESS
 from skyward.errors import NodeLost
 from skyward.integrations.ray_cluster import RayClusterIntegration
 from skyward.testing import ProcessEngineSuite
@@ -51,7 +52,7 @@ class RayOfTests:
         self.driver = folder / "driver.sock"
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         patience = RayClusterIntegration().environment(HEAD)
-        self._environment = os.environ | patience | token | {"PYTHONPATH": str(LEAN)}
+        self._environment = os.environ | patience | token | NICENESS | {"PYTHONPATH": str(LEAN)}
         self._address = ""
         self._driving: subprocess.Popen[bytes] | None = None
 

@@ -123,6 +123,24 @@ def test_one_call_gets_what_has_come_and_others_wait_for_the_next() -> None:
     asyncio.run(main())
 
 
+def test_a_call_that_waits_briefly_goes_before_those_that_have_time() -> None:
+    async def main() -> None:
+        streams = CarriedStreams()
+        opened, theirs = await _open_pair()
+        patient, brief = (asyncio.ensure_future(streams.give(limit_s)) for limit_s in (LIMIT_S, 0.9))
+        await asyncio.sleep(0)
+        carried = asyncio.ensure_future(streams.carry(1, opened.reader, opened.writer))
+        assert (await brief).number == 1
+        assert not patient.done()
+        theirs.send(b"a")
+        assert (await patient).number == 2
+        streams.close("over")
+        await carried
+        theirs.close()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
+from ...core.process import USUAL_SLACK_S, set_timer_slack
 from ...node.agent import attach
 from ...wire.carried import CarriedStreams, Opened, StreamBatch
 
@@ -27,6 +28,7 @@ class Bridge:
 
     async def _open(self, _: bytes) -> Opened:
         """Pass the agent one end of a socket, as the stub does with its standard input and output."""
+        set_timer_slack(USUAL_SLACK_S)  # of this thread, which carries the bytes
         ours, theirs = socket.socketpair()
         with theirs:
             try:

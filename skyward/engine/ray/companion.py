@@ -17,14 +17,14 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from ...core.process import PACKAGE_ROOT, process_table, start_time
+from ...core.process import PACKAGE_ROOT, process_table, set_timer_slack, start_time
 from ...node.agent.watchdog import Lease, Starter, guard
 from ...node.slot.ports import PortLocks
 from ...values.ray_start import AGENTS, start_command
-from .settings import HEAD_OPTIONS, OPTIONS, ray_variables
+from .settings import HEAD_OPTIONS, OPTIONS, SLACK_S, ray_variables
 
-_ALONE_S: Final = 0.5
-"""Seconds that Ray goes on after its node has ended."""
+_ALONE_S, _LOOK_S = 0.5, 1.0
+"""Seconds that Ray goes on after its node was last seen, and in which the node is looked for."""
 _CONNECT_S: Final = 5.0
 """Longest wait in seconds for a connection to the first node. Ray itself would wait for a minute, and not say why."""
 _TAIL: Final = 600
@@ -43,7 +43,7 @@ def main() -> int:
     if start_time(pid) != started:
         _say("its node has ended")
         return _GIVEN_UP
-    lease = Lease(_ALONE_S, starter=Starter(pid, None))
+    lease = Lease(_ALONE_S, starter=Starter(pid, None), check_s=_LOOK_S)
     return guard(lambda: _run(order), lease, order["folder"])
 
 
@@ -53,6 +53,7 @@ def _run(order: dict[str, Any]) -> int:
         return _GIVEN_UP
     folder = order["folder"]
     log = Path(folder, "start.log")
+    set_timer_slack(SLACK_S)
     with log.open("wb") as output:
         process = subprocess.Popen(
             _command(order),

@@ -27,9 +27,11 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from ...core.process import USUAL_SLACK_S, set_timer_slack
 from ...wire.carried import NO_AGENT, NOTHING, Ended
 from ...wire.exchange import ActorStreams
 from .bridge import Bridge
+from .settings import SLACK_S
 
 _CALL_S: Final = 20.0
 """Longest time for Ray to list its nodes."""
@@ -139,7 +141,9 @@ async def _main() -> None:
     loop = asyncio.get_running_loop()
     order = json.loads(await loop.run_in_executor(None, sys.stdin.buffer.readline))
     here = {"_node_ip_address": order["here"]} if "here" in order else {}
+    set_timer_slack(SLACK_S)
     ray.init(order["address"], namespace=order["pool"], log_to_driver=False, logging_level="ERROR", **here)
+    set_timer_slack(USUAL_SLACK_S)
     os.umask(0o077)
     async with await asyncio.start_unix_server(_Door().on_connection, order["socket"]):
         sys.stdout.write(json.dumps({"listens": order["socket"]}) + "\n")

@@ -31,23 +31,34 @@ _HEALTH: Final = {
 """A dead node is known after 2.5 s, and one that is cut off after 8.5 s. Ray's own 14.6 and 64.5 s are too long."""
 _PATIENT: Final = {"RAY_health_check_failure_threshold": "12", "RAY_gcs_rpc_server_reconnect_timeout_s": "40"}
 """Without a client nobody starts Ray again on a node that was only slow. The links find silent nodes themselves."""
+NICENESS: Final = {"RAY_worker_niceness": "0"}
+"""Ray's own 15 is for processes that compute. Ours is the bridge: what it carries, and its start, would wait for all
+that the node computes, for minutes.
+"""
 _RESTS: Final = {
     "RAY_debug_dump_period_milliseconds": "0",
+    "RAY_core_worker_internal_heartbeat_ms": "10000",
     "RAY_event_stats": "0",
     "RAY_event_stats_print_interval_ms": "0",
     "RAY_gcs_pull_resource_loads_period_milliseconds": "10000",
     "RAY_io_context_event_loop_lag_collection_interval_ms": "0",
+    "RAY_io_context_monitor_probe_interval_ms": "60000",
     "RAY_kill_idle_workers_interval_ms": "10000",
     "RAY_local_fs_monitor_interval_ms": "10000",
     "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_object_manager_rpc_threads_num": "1",
     "RAY_object_manager_timer_freq_ms": "1000",
     "RAY_raylet_check_gc_period_milliseconds": "10000",
+    "RAY_raylet_check_for_unexpected_worker_disconnect_interval_ms": "5000",
     "RAY_raylet_report_resources_period_milliseconds": "1000",
+    "RAY_report_worker_backlog_interval_ms": "60000",
     "RAY_task_events_report_interval_ms": "0",
 }
 """What Ray looks at several times a second, for tasks and an autoscaler that a pool does not have. It runs a few actors
 that need no resources. Seldom or never takes a quarter of its processor time while nothing is called.
 """
+SLACK_S: Final = 0.1
+"""How late the waits of Ray's own threads may end, so that they end together. What arrives wakes them at once."""
 _PROXIES: Final = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
 """Variables that would lead Ray's connections away from the pool's network."""
 
@@ -76,6 +87,7 @@ def ray_variables(folder: str, root: str, before: Mapping[str, str], *, is_patie
         **NO_REPORTS,
         **NO_METRICS,
         **TOKEN,
+        **NICENESS,
         **_RESTS,
         **_HEALTH,
         **(_PATIENT if is_patient else {}),

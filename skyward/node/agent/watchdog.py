@@ -26,7 +26,7 @@ from ...core.process import adopt_orphans, die_with_parent, process_table
 from ...state.volumes import detach
 from .limit_groups import remove_groups
 
-_POLL_S = 0.25
+_LEAST_CHECK_S, _MOST_CHECK_S = 0.25, 1.0
 _PAUSE_S = 1.0
 """Delay of a wake-up that shows that this process was stopped: a paused machine, SIGSTOP, a frozen cgroup."""
 _KILL_LIMIT_S = 5.0
@@ -83,10 +83,15 @@ class Lease:
         file: File that is touched at each renewal; empty: none.
         starter: Process whose life renews the lease until the first contact with a keeper. Nodes on the client's own
             machine have no keeper. None: only contact renews the lease.
+        check_s: Seconds between the watchdog's looks at the lease. Each wakes a processor that may sleep. None: an
+            eighth of the lease, between 0.25 and 1.
     """
 
-    def __init__(self, lease_s: float, file: str = "", *, starter: Starter | None = None) -> None:
+    def __init__(
+        self, lease_s: float, file: str = "", *, starter: Starter | None = None, check_s: float | None = None
+    ) -> None:
         self.lease_s = lease_s
+        self.check_s = min(_MOST_CHECK_S, max(_LEAST_CHECK_S, lease_s / 8)) if check_s is None else check_s
         self.starter = starter
         self._file = file
         self._page = mmap.mmap(-1, 4096)
@@ -233,7 +238,7 @@ def _watch(agent: int, lease: Lease, standby: int) -> int:
         # After a pause, this process did not run, and so hardly did the agent: it could not hear a keeper that may be
         # well.
         starter = lease.starter if lease.needs_starter else None
-        if now - polled > _POLL_S + _PAUSE_S or (starter is not None and not starter.is_gone):
+        if now - polled > lease.check_s + _PAUSE_S or (starter is not None and not starter.is_gone):
             lease.renew()
         polled = now
         if lease.is_over or os.getppid() != standby:
@@ -243,7 +248,7 @@ def _watch(agent: int, lease: Lease, standby: int) -> int:
             os.kill(agent, signal.SIGKILL)
             os.waitpid(agent, 0)
             return 3
-        _wait_for_child(_POLL_S)
+        _wait_for_child(lease.check_s)
 
 
 def _wait_for_child(limit_s: float) -> None:
