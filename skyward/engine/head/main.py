@@ -5,9 +5,9 @@
 Standard output gets one line: the path of the socket, or the reason why there is none. The head ends when its client
 or keeper asks for that, and when both have been away for longer than the lease. That of a detached pool renews its own
 lease, and ends when no client came for `detached_for_s`. A head that its client has started on its own machine ends
-with its standard input. Any other has a watchdog (`node.agent.watchdog`), which ends it with all
-processes below it. That of a detached pool starts it again when it was killed, and it goes on from its journal. A head
-that ends without its client lets a rented machine power itself off.
+with its standard input. Any other has a watchdog (`node.agent.watchdog`), which ends it with all processes below it.
+That of a detached pool starts it again when it was killed or has failed, and it goes on from its journal. A head that
+ends without its client lets a rented machine power itself off.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import socket
 import struct
 import sys
 import threading
+from typing import TYPE_CHECKING
 
 from ...core.limits import raise_file_limit
 from ...core.ownership import make_private_folder
@@ -26,6 +27,9 @@ from ...node.agent.watchdog import Lease, guard
 from .last_words import write_last_words
 from .messages import HeadConfig
 from .plain import dump_plain, load_plain
+
+if TYPE_CHECKING:
+    from .head import Head
 
 BOOT = """
 import sys
@@ -93,7 +97,26 @@ def _run(config: HeadConfig, listener: socket.socket, path: str, lease: Lease | 
         head.go_on()
     if config.starter:
         threading.Thread(target=_wait_for_end, args=(turns.ended,), daemon=True).start()
-    renewed_at = 0.0
+    try:
+        _go_on(head, lease)
+    except Exception as error:
+        if turns.is_detached:  # for the case that it is not started again
+            from ..threads import in_words  # only here: a start need not wait for it
+
+            write_last_words(config.folder, f"because its scheduler failed: {in_words(error)}")
+        raise
+    if turns.is_detached:
+        write_last_words(config.folder, turns.last_words)
+    door.close()
+    head.close()
+    if not turns.was_closed:
+        _give_back(config.lease_file)
+    return 0
+
+
+def _go_on(head: Head, lease: Lease | None) -> None:
+    """Do what is done by the clock, until the end."""
+    turns, renewed_at = head.turns, 0.0
     while not turns.ended.wait(_LOOK_S) and not turns.is_over:
         if lease is not None and (turns.contact_at > renewed_at or turns.is_detached):
             renewed_at = turns.contact_at
@@ -102,13 +125,6 @@ def _run(config: HeadConfig, listener: socket.socket, path: str, lease: Lease | 
         head.settle()
         head.recall_permits()
         head.warn_of_end()
-    if turns.is_detached:
-        write_last_words(config.folder, turns.last_words)
-    door.close()
-    head.close()
-    if not turns.was_closed:
-        _give_back(config.lease_file)
-    return 0
 
 
 def _give_back(lease_file: str) -> None:

@@ -33,6 +33,8 @@ _KILL_LIMIT_S = 5.0
 _RESTARTS = 5
 """Starts in a row of a process that is killed within `_EARLY_S` seconds: something is wrong with it."""
 _EARLY_S = 10.0
+_FAILED = 1
+"""Exit code of a process that an exception has ended."""
 _REMOVALS, _REMOVE_PAUSE_S = 20, 0.1
 _CONTACT_AT = 8
 """Place of the flag behind the time of the last contact."""
@@ -131,7 +133,8 @@ def guard(run_agent: Callable[[], int], lease: Lease, folder: str, *, restarts: 
         run_agent: The agent itself; returns its exit code.
         lease: Lease of the node.
         folder: Folder of the node, which is removed at the end.
-        restarts: Whether a process that a signal has killed is started again, as a head can be. An agent cannot.
+        restarts: Whether a process that a signal or an exception has ended is started again, as a head can be. An agent
+            cannot.
 
     Returns:
         The exit code for this process.
@@ -155,7 +158,7 @@ def _run_watchdog(run_agent: Callable[[], int], lease: Lease, folder: str, stand
     # Blocked, so that a death between `waitpid` and `sigtimedwait` stays pending and ends the wait at once.
     signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGCHLD])
     code, left = _run_once(run_agent, lease, standby), _RESTARTS if restarts else 0
-    while code < 0 and left:
+    while (code < 0 or code == _FAILED) and left:
         began = time.monotonic()
         lease.renew()
         code = _run_once(run_agent, lease, standby)
@@ -208,7 +211,7 @@ def _fork(run: Callable[[], int], *, dies_by: signal.Signals) -> int:
     pid = os.fork()
     if pid:
         return pid
-    code = 1
+    code = _FAILED
     try:
         die_with_parent(by=dies_by)
         # If the parent died before die_with_parent, no signal will come: do not even start.

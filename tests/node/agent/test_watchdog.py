@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -150,3 +151,28 @@ def test_a_node_takes_the_folders_of_ray_beside_it_along(tmp_path: Path) -> None
         tmp_path.joinpath(watchdog.beside(str(folder)) + "ab").mkdir()
     watchdog.remove_node(str(node))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ray-e5c783-ab", other.name]
+
+
+@pytest.mark.parametrize(("restarts", "code", "starts"), [(True, 0, 3), (False, 1, 1)])
+def test_a_process_that_fails_is_started_again_if_it_can_be(
+    tmp_path: Path, restarts: bool, code: int, starts: int
+) -> None:
+    """A head can, because it has a journal."""
+    path = tmp_path / "starts"
+    text = f"""
+import sys
+from skyward.node.agent.watchdog import Lease, guard
+
+def run():
+    with open({str(path)!r}, "a+") as file:
+        file.write("x")
+        file.seek(0)
+        if len(file.read()) < 3:
+            raise ValueError("a mistake")
+    return 0
+
+sys.exit(guard(run, Lease(60.0), {str(tmp_path / "node-0-1a")!r}, restarts={restarts}))
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, path.read_text()) == (code, "x" * starts)
+    assert "ValueError: a mistake" in done.stderr
