@@ -82,7 +82,7 @@ def adopt_orphans() -> None:
 
 
 def set_timer_slack(slack_s: float) -> None:
-    """Let waits of this thread, and of all that it starts, end late by so many seconds (Linux; no effect elsewhere).
+    """Let waits of this thread, and of all that it starts, end up to `slack_s` late (Linux; no effect elsewhere).
 
     Waits that may be late end together, and fewer of them wake a processor that sleeps. The system's own slack is
     `USUAL_SLACK_S`.
