@@ -45,6 +45,7 @@ PREPARED: tuple[tuple[str, Callable[[], object]], ...] = (
     ("bed", base),
     ("package_index", wheels),
     ("torch_index", torch_wheels),
+    ("torch_index", ray_wheels),
     ("ray_index", ray_wheels),
     ("s3_index", s3_wheels),
     ("s3_index", torch_wheels),
@@ -199,8 +200,11 @@ def package_index(bed: Bed) -> Iterator[PackageIndex]:
 
 @pytest.fixture(scope="session")
 def torch_index(bed: Bed) -> Iterator[PackageIndex]:
-    """Return the same index with torch. It is separate, because the first download of torch's wheels takes long."""
-    with contextlib.closing(PackageIndex(bed, with_torch=True)) as index:
+    """Return the same index with torch and Ray.
+
+    It is separate, because the first download of torch's wheels takes long.
+    """
+    with contextlib.closing(PackageIndex(bed, with_torch=True, with_ray=True)) as index:
         yield index
 
 
