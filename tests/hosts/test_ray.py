@@ -52,8 +52,10 @@ LIMIT_S = 120.0
 """Longest wait for Ray on a busy machine. It stands within 20 s on a free one."""
 CUT_S = 30.0
 """Length of a cut that is shorter than the lease."""
-CHAOS_S, SEED = 10.0, 121
-"""Length of a schedule, and the one that kills the head, an agent beside it and Ray, and cuts both kinds of lines."""
+CHAOS_S, SEED = 30.0, 121
+"""Length of a schedule, which takes a minute with its faults, and the one that begins with those that matter: it kills
+the head, an agent beside it and Ray, and cuts both kinds of lines.
+"""
 TRIED = "/root/tried-ray"
 STAND_IN = f"""
 import sys
