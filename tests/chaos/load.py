@@ -77,12 +77,12 @@ def detach(ledger: str, call: str) -> str:
     return call
 
 
-def meet(ledger: str, call: str, seconds: float) -> tuple[str, int]:
+def meet(ledger: str, call: str, seconds: float) -> tuple[str, int | None]:
     info = sky.instance_info()
     assert info is not None
-    begin(ledger, f"{call} {info.node}")
+    begin(ledger, f"{call} {info.part}")
     time.sleep(seconds)
-    return call, info.node
+    return call, info.part
 
 
 # On the client ------------------------------------------------------------------------------------------------------
