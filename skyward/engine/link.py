@@ -9,13 +9,11 @@ import socket
 import struct
 import threading
 import time
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core import interrupts
-from ..core.limits import default_blob_limit
 from ..core.records import dataclass
 from ..values.devices import Device, NodeResources
 from ..wire.blobs import Blob, has_room_for_files
@@ -24,6 +22,7 @@ from ..wire.frames import Frame, FrameKind, pack
 from ..wire.nested_calls import IS_NESTED
 from ..wire.payloads import Encoded
 from ..wire.tasks import Mode, has_references, pack_task, references
+from .blob_record import BlobRecord
 from .tasks import Received, Task, WireFunction
 
 if TYPE_CHECKING:
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
     AnyChannel = Channel | StreamChannel
 
-_BLOB_BODY_TAIL = bytes(8)
 _LOADED_SIZE = 4 << 20
 """Bytes. Smaller results are copied out of their file, because a thousand arrays must not hold a thousand descriptors
 open. Larger ones are copied too when many descriptors are in use.
@@ -48,25 +46,6 @@ _LINE_LIMIT = 64 * 1024
 """Most bytes of function and arguments for the line. With the frame headers they fit into an empty socket buffer."""
 _FUNCTION_COUNT = 256
 """Functions that a node remembers, beyond those that open tasks use."""
-_BLOB_COUNT = 512
-"""Most blobs that stay on a node beyond their calls. Each holds a descriptor open there."""
-_FILES_PER_BLOB = 8
-"""Number of files that the agent may open for each stored blob. The others serve slots, output and data in transit."""
-_FEW_FILES = 1024
-"""Assumed limit of open files of an agent of the previous version, which does not report it."""
-
-
-@dataclass(slots=True)
-class _Stored:
-    """Blob that the node has, or is about to have."""
-
-    size: int
-    users: int
-    """Open calls that need it, functions that refer to it, and references of the user's."""
-    added: int
-    """How often the agent adds it: the client sent it, or a call's value stayed there. A drop names this number."""
-    is_there: bool
-    """Whether the agent has it, or gets it before anything that is sent now. If not, it comes from another node."""
 
 
 @dataclass
@@ -261,23 +240,19 @@ class DirectLine(Readable):
         self.is_blocked = not self.channel.send(frame)
 
 
-class NodeLink(Readable, LineEnd):
-    """Frames to one agent, and a record of what was sent to it. Used under the ledger's lock.
-
-    Blobs stay on the node for the next call that needs them, up to `blob_limit` bytes. Blobs of open calls are never
-    dropped.
-    """
+class NodeLink(Readable, LineEnd, BlobRecord):
+    """Frames to one agent, and a record of what was sent to it. Used under the ledger's lock."""
 
     def __init__(
         self,
         node: int,
         channel: AnyChannel,
         facts: dict[str, Any],
-        blob_limit: int | None = None,
         dialler: Dialler | None = None,
     ) -> None:
         Readable.__init__(self, node, channel)
         LineEnd.__init__(self)
+        BlobRecord.__init__(self, facts)
         self.facts = facts
         self.resources = resources_of(facts)
         self.dialler = dialler
@@ -292,20 +267,9 @@ class NodeLink(Readable, LineEnd):
         self.has_notice = False
         """Whether the provider announced that it will take the machine back."""
         self._functions: OrderedDict[bytes, _Function] = OrderedDict()
-        self._blobs: OrderedDict[bytes, _Stored] = OrderedDict()
-        self._blob_bytes = 0
-        # The agent keeps as much in memory as it may spill to its folder; see `agent.blobs`.
-        self._blob_limit = blob_limit or int(facts.get("memory_bytes", 0)) // 2 or 2 * default_blob_limit()
-        self._blob_count = min(_BLOB_COUNT, int(facts.get("files", _FEW_FILES)) // _FILES_PER_BLOB)
         self._arrived: dict[bytes, Blob] = {}
         self._of_calls: dict[int, dict[bytes, Blob]] = {}
         """Blobs of nested calls that arrived before the call itself, by the number of the call."""
-        self.held: weakref.WeakSet[Blob] = weakref.WeakSet()
-        """Blobs of references that this node was told to keep; see `engine.kept_values`."""
-        self.wanted: list[Blob] = []
-        """Blobs that calls need here and that lie on other nodes; see `engine.kept_values`."""
-        self.bring: Callable[[Blob], bool] = lambda blob: False
-        """Function that begins to get a blob here from another node, and returns False if this process sends it."""
         self.named_by: Callable[[int, bytes], Blob | None] = lambda task, digest: None
         """Function that returns a blob that a task may name; see `engine.task_values`."""
 
@@ -345,15 +309,6 @@ class NodeLink(Readable, LineEnd):
                 self._hold_blobs(payload.blobs)
             except OSError:
                 self._functions[function.digest].users -= 1
-                raise
-
-    def _hold_blobs(self, blobs: tuple[Blob, ...], *, is_from_here: bool = False) -> None:
-        """Hold all of these blobs, or none if one raises OSError."""
-        for count, blob in enumerate(blobs):
-            try:
-                self.hold_blob(blob, is_from_here=is_from_here)
-            except OSError:
-                self.release_blobs(blobs[:count])
                 raise
 
     def _send_function(self, function: WireFunction) -> None:
@@ -413,134 +368,6 @@ class NodeLink(Readable, LineEnd):
     def end_stream(self, kind: int, ident: int, lane: int, why: str = "") -> None:
         """Send the end of an input stream. `kind` is IN_END or IN_ERROR; `why` says it if the client cannot."""
         self.channel.queue(kind, ident, why.encode(), lane=lane, priority=BLOBS)
-
-    def hold_blob(self, blob: Blob, *, is_from_here: bool = False) -> None:
-        """Send a blob that the node does not have, and keep it there until it is released.
-
-        Args:
-            blob: The blob.
-            is_from_here: Whether it must go by this link: frames follow that rely on their order.
-
-        Raises:
-            OSError: There is no room to send it.
-        """
-        entry = self._blobs.get(blob.digest)
-        if entry is not None and entry.is_there:
-            entry.users += 1
-            self._blobs.move_to_end(blob.digest)
-            blob.sent_to(self)
-            return
-        here = blob.here()
-        is_sent = here is not None and (is_from_here or not self.bring(here))
-        if here is not None and is_sent:
-            self._queue_blob(here)
-        if entry is None:
-            entry = self._blobs[blob.digest] = _Stored(blob.size, 0, added=0, is_there=False)
-            self._blob_bytes += blob.size
-        entry.users += 1
-        if is_sent:
-            entry.added, entry.is_there = entry.added + 1, True
-        elif here is None:
-            self.wanted.append(blob)
-        blob.sent_to(self)
-        self._drop_oldest()
-
-    def _queue_blob(self, blob: Blob) -> None:
-        body = blob.digest + blob.size.to_bytes(8, "little") + _BLOB_BODY_TAIL
-        self.channel.queue(FrameKind.BLOB, 0, body, blob=blob, priority=BLOBS)
-
-    def send_wanted(self, blob: Blob) -> None:
-        """Send a blob that calls on this node wait for.
-
-        Raises:
-            OSError: There is no room to send it.
-        """
-        entry = self._blobs.get(blob.digest)
-        if entry is not None and not entry.is_there:
-            self._queue_blob(blob)
-            entry.added, entry.is_there = entry.added + 1, True
-
-    def has_pulled(self, blob: Blob) -> None:
-        """Record a blob that came from another node, or drop it if nobody needs it any longer."""
-        entry = self._blobs.get(blob.digest)
-        if entry is None:
-            self.channel.queue(FrameKind.DROP_BLOB, body=blob.digest, priority=BLOBS)
-            return
-        entry.added, entry.is_there = entry.added + 1, True
-
-    def has_blob(self, digest: bytes) -> bool:
-        """Return whether the node has a blob, or will have it before anything that is sent to it now."""
-        entry = self._blobs.get(digest)
-        return entry is not None and entry.is_there
-
-    def needs_blob(self, digest: bytes) -> bool:
-        """Return whether calls on the node wait for a blob."""
-        entry = self._blobs.get(digest)
-        return entry is not None and not entry.is_there
-
-    def lacks_blob(self, digest: bytes) -> None:
-        """Note that a node does not have a blob, contrary to the record."""
-        entry = self._blobs.get(digest)
-        if entry is not None:
-            entry.is_there = False
-
-    def release_blobs(self, blobs: tuple[Blob, ...]) -> None:
-        """Release blobs whose call has ended."""
-        for blob in blobs:
-            entry = self._blobs.get(blob.digest)
-            if entry is not None:
-                entry.users -= 1
-
-    def keep(self, digest: bytes, size: int) -> None:
-        """Record a blob of a value that stayed on the node, and hold it for the value's reference."""
-        entry = self._blobs.get(digest)
-        if entry is None:
-            self._blobs[digest] = _Stored(size, 1, added=1, is_there=True)
-            self._blob_bytes += size
-            self._drop_oldest()
-            return
-        entry.users += 1
-        entry.added += 1
-        entry.is_there = True
-
-    def found(self, digest: bytes, size: int, added: int) -> None:
-        """Record a blob that the node has from an earlier client. `added`: how often it must be dropped."""
-        if digest not in self._blobs:
-            self._blobs[digest] = _Stored(size, 0, added=added, is_there=True)
-            self._blob_bytes += size
-
-    @property
-    def blob_bytes(self) -> int:
-        """Size of all blobs here in bytes."""
-        return self._blob_bytes
-
-    def forget_blob(self, digest: bytes, *, is_held: bool) -> None:
-        """Let go of a blob whose reference is gone, and drop it at once unless calls use it. `is_held`: it was held."""
-        entry = self._blobs.get(digest)
-        if entry is None:
-            return
-        entry.users -= is_held
-        if not entry.users:
-            self._drop_blob(digest, entry)
-
-    def _drop_blob(self, digest: bytes, entry: _Stored) -> None:
-        del self._blobs[digest]
-        self._blob_bytes -= entry.size
-        times = b"" if entry.added == 1 else entry.added.to_bytes(4, "little")
-        if entry.added:
-            self.channel.queue(FrameKind.DROP_BLOB, body=digest + times, priority=BLOBS)
-
-    def _drop_oldest(self) -> None:
-        if self._is_within_limits():
-            return
-        for digest, entry in list(self._blobs.items()):
-            if self._is_within_limits():
-                return
-            if not entry.users:
-                self._drop_blob(digest, entry)
-
-    def _is_within_limits(self) -> bool:
-        return self._blob_bytes <= self._blob_limit and len(self._blobs) <= self._blob_count
 
     # Its end --------------------------------------------------------------------------------------------------------
 
