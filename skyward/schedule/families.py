@@ -11,6 +11,7 @@ from ..core.records import dataclass
 from .groups import Entry, GangEntry, NodeEntry, TaskEntry
 from .node_table import NodeTable
 from .resources import PLAIN, UNIT, Booking, Need
+from .running_gangs import Gangs
 
 
 @dataclass(slots=True)
@@ -56,10 +57,6 @@ class TakenPlaces:
         return has_room and not self.users and self.devices + stock.amount(need) <= len(stock.devices) * UNIT
 
 
-Gangs = dict[int, dict[int, tuple[int, Booking | None]]]
-"""Slots and resources of running gangs, by node."""
-
-
 class Family:
     """Open calls by the task that made them. The arguments are the scheduler's own: they change, and are only read."""
 
@@ -93,7 +90,7 @@ class Family:
         numbers = entry.nodes or entry.some_of if isinstance(entry, GangEntry) else entry.nodes
         return tuple(node.id for node in self._nodes.candidates(numbers))
 
-    def is_stuck(self, entry: Entry) -> bool:
+    def is_deadlocked(self, entry: Entry) -> bool:
         """Return whether a call waits that can never start.
 
         Simulates the best case: parents whose calls can all start are assumed to end and free their places. This
@@ -127,10 +124,9 @@ class Family:
         return self._may_start(entry, held)
 
     def _may_start(self, entry: Entry, held: dict[int, TakenPlaces]) -> bool:
-        need, count = entry.need or PLAIN, 1
-        if isinstance(entry, GangEntry):
-            count = entry.count if entry.nodes is None else len(entry.nodes)
-        return sum(held[n].leaves_room(self._nodes.by_id[n], need) for n in self.nodes_of(entry)) >= count
+        need = entry.need or PLAIN
+        room = sum(held[n].leaves_room(self._nodes.by_id[n], need) for n in self.nodes_of(entry))
+        return room >= entry.node_count
 
     def _has_begun(self, entry: Entry) -> bool:
         return entry.id in self._gangs or (isinstance(entry, TaskEntry) and entry.node is not None)

@@ -157,6 +157,11 @@ class TaskEntry:
     line: Line | None = field(default=None, repr=False)
     """Line in which it waits."""
 
+    @property
+    def node_count(self) -> int:
+        """Number of nodes that it takes."""
+        return 1
+
 
 @dataclass(slots=True, eq=False)
 class GangEntry:
@@ -171,6 +176,16 @@ class GangEntry:
     turn: Turn = 0
     line: Line | None = field(default=None, repr=False)
     """Line in which it waits."""
+
+    @property
+    def node_count(self) -> int:
+        """Number of nodes that it takes."""
+        return self.count if self.nodes is None else len(self.nodes)
+
+    @property
+    def is_actor(self) -> bool:
+        """Return whether it is an actor with resources, which takes no slot."""
+        return not self.need.slots
 
 
 Entry = TaskEntry | GangEntry

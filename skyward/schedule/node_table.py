@@ -9,7 +9,7 @@ import math
 from collections import OrderedDict
 from itertools import islice
 
-from .groups import Changes, Group, Kind, NodeEntry, Rooms, TaskEntry, Turn
+from .groups import Changes, Entry, Group, Kind, NodeEntry, Rooms, TaskEntry, Turn
 from .home import Home
 from .resources import PLAIN, Booking, Need, Stock, Supply
 
@@ -193,6 +193,14 @@ class NodeTable:
         elif group in self._unused:
             self._unused.move_to_end(group)
         return group
+
+    def group_of(self, entry: Entry) -> Group:
+        """Return the group of the nodes that a call may go to, or needs."""
+        if isinstance(entry, TaskEntry):
+            return self.group(entry.nodes, entry.need)
+        if entry.nodes is None:
+            return self.group(entry.some_of, entry.need)
+        return self.group(entry.nodes)
 
     def hold(self, group: Group) -> None:
         """Keep a group until `let_go`."""

@@ -25,20 +25,20 @@ import math
 from collections.abc import Collection, Mapping
 from itertools import islice
 
-from .actions import Action, FailGang, FailTask, Recall, Refuse, Send, Settle, StartGang, Unsettle
-from .families import Family, Gangs
-from .groups import Entry, GangEntry, Group, Line, NodeEntry, TaskEntry
+from .actions import Action, FailTask, Recall, Refuse, Send
+from .demand import measure_demand
+from .families import Family
+from .groups import Entry, GangEntry, Group, NodeEntry, TaskEntry
 from .home import Home
 from .node_table import NodeTable
 from .reasons import why_blocked
 from .recalls import Recalls
 from .refusals import Refusals
 from .resources import PLAIN, Booking, Need, Supply
+from .running_gangs import RunningGangs
 from .scaling import Demand
 from .waiting_lines import FIRST_TURN, WaitingLines
 from .waiting_order import WaitingOrder
-
-_NO_NODE = "no node is left that it may live on; make it on another node, or open a new pool"
 
 
 class Scheduler:
@@ -48,11 +48,11 @@ class Scheduler:
         self._nodes = NodeTable(kept)
         self._tasks: dict[int, TaskEntry] = {}
         self._waiting = WaitingLines()
-        self._gangs: Gangs = {}
-        self._family = Family(self._nodes, self._tasks, self._gangs)
-        self._refusals = Refusals(self._nodes, self._waiting)
-        self._recalls = Recalls(self._nodes, self._tasks)
         self._order = WaitingOrder(self._nodes, self._waiting)
+        self._gangs = RunningGangs(self._nodes, self._order)
+        self._family = Family(self._nodes, self._tasks, self._gangs.held)
+        self._refusals = Refusals(self._nodes, self._tasks, self._waiting, self._order, self._family)
+        self._recalls = Recalls(self._nodes, self._tasks)
         self._filling: NodeEntry | None = None
         """Node that got the last of many tasks."""
         self.recalls_later = False
@@ -69,33 +69,8 @@ class Scheduler:
         return {node.id: tuple(islice(node.sent, node.slots)) for node in self._nodes.by_id.values()}
 
     def demand(self, resting: Collection[int]) -> Demand:
-        """Return the work by node, and the work that waits. `resting`: nodes that are not there, and may come.
-
-        Work is counted in slots. A call with numbers counts as many as it leaves no resources for.
-        """
-        named: set[int] = set()
-        waiting = 0.0
-        for line in self._waiting.lines:
-            entry = line.first
-            is_gang = isinstance(entry, GangEntry)
-            absent = [n for n in entry.nodes or () if n in resting]
-            if entry.nodes is None:
-                places = self._nodes.places_of(entry.need or PLAIN)
-                waiting += places * line.count * (entry.count if isinstance(entry, GangEntry) else 1)
-            elif is_gang:
-                named.update(absent)
-            elif len(absent) == len(entry.nodes):
-                named.add(absent[0])
-        nodes = [node for node in self._nodes.by_id.values() if node.id not in resting]
-        own = {n.id for n in nodes if n.gang_places or any((self._tasks[t].nodes or ()) == (n.id,) for t in n.sent)}
-        return Demand(
-            loads={node.id: node.places_in_use for node in nodes},
-            used=frozenset(own),
-            waiting=math.ceil(waiting) + sum(max(0, node.load - node.slots) for node in nodes),
-            named=frozenset(named),
-            known=frozenset(self._nodes.by_id),
-            mean_s=self._nodes.mean_s,
-        )
+        """Return the work by node, and the work that waits. `resting`: nodes that are not there, and may come."""
+        return measure_demand(self._nodes, self._tasks, self._waiting, resting)
 
     def is_wanted(self, node: int) -> bool:
         """Return whether a waiting task or gang names the node."""
@@ -110,7 +85,7 @@ class Scheduler:
     def node_up(self, node: int, slots: int, supply: Supply | None = None) -> list[Action]:
         """Record that a node is there. `supply`: its resources; None: unknown, without devices."""
         self._order.changed(self._nodes.add(node, slots, supply))
-        return self._refuse_unfit() + self._place()
+        return self._refusals.drop_unfit() + self._place()
 
     def set_round_trip(self, node: int, round_trip_ns: float) -> list[Action]:
         """Set the round trip to a node; it is 0 at first, and on this machine."""
@@ -164,14 +139,12 @@ class Scheduler:
             actions.append(FailTask(task_id, node, None))
         self._nodes.add(node, lost.slots, is_up=False)
         self._order.give_up(lost)
-        # A gang that ends later must not free places on the node's replacement.
-        for held in self._gangs.values():
-            held.pop(node, None)
+        self._gangs.node_lost(node)
         if not will_return:
             self._nodes.remove(node)
-            actions += self._fail_homeless(node)
-            actions += self._refuse_unfit()
-            actions += self._refuse_stuck()
+            actions += self._refusals.drop_homeless(node)
+            actions += self._refusals.drop_unfit()
+            actions += self._refusals.drop_deadlocked()
         return actions + self._place()
 
     def node_leaving(self, node: int) -> list[Action]:
@@ -273,17 +246,15 @@ class Scheduler:
             return [Refuse(task, (), self._refusals.why(nodes, need))]
         self._tasks[task] = made
         if parent is not None:
-            return self._submit_nested(made)
+            return self._queue_nested(made)
         if not self._waiting.count:  # the common case: nothing waits, so no order to respect
-            actions: list[Action] = []
             made.turn = FIRST_TURN
             node = self._pick_of_many(made, group) if is_of_many else self._pick(made, group)
             if node is not None:
                 if in_bulk and self._nodes.has_many_ahead(node):
                     self._order.wait_for_event(made, group)
-                else:
-                    self._send(made, group, node, actions)
-                return actions
+                    return []
+                return [self._send(made, group, node)]
         if is_rerun:
             self._return(made)
             return self._place()
@@ -338,29 +309,13 @@ class Scheduler:
             need: Its resources on each node, besides its places.
         """
         need = (need or PLAIN)._replace(slots=places, is_gang=True)
-        made = GangEntry(gang, nodes, some_of, need, count, parent)
-        if self._refusals.is_homeless(made):
-            wanted = nodes or some_of or ()
-            return [FailGang(gang, next((n for n in wanted if n not in self._nodes.by_id), None))]
-        if why := self._refusals.why(nodes or some_of, need, len(nodes) if nodes else count):
-            return [Refuse(gang, (), why)]
-        if parent is not None:
-            return self._submit_nested(made)
-        self._order.wait(made, self._refusals.group_of(made))
-        return self._place()
+        return self._queue(GangEntry(gang, nodes, some_of, need, count, parent))
 
     def take_up_gang(
         self, gang: int, *, places: int, need: Need | None, devices: Mapping[int, tuple[int, ...] | None]
     ) -> None:
         """Record a gang whose ranks run already; see `take_up`. `devices`: those that it has booked, by its nodes."""
-        need = (need or PLAIN)._replace(slots=places, is_gang=True)
-        held = self._gangs[gang] = {}
-        for number, own in devices.items():
-            node = self._nodes.by_id[number]
-            taken = min(places, node.slots)
-            held[number] = taken, self._nodes.book(node, need, own)
-            node.gang_places += taken
-            self._nodes.refile(node)
+        self._gangs.take_up(gang, (need or PLAIN)._replace(slots=places, is_gang=True), devices)
 
     def submit_actor(self, actor: int, *, nodes: tuple[int, ...] | None, need: Need) -> list[Action]:
         """Queue an actor that books resources for its life, and settle it if there is room.
@@ -370,31 +325,33 @@ class Scheduler:
             nodes: Nodes that it may live on; None for any that is not kept.
             need: Its resources, which include no slot.
         """
-        made = GangEntry(actor, None, nodes, need._replace(slots=0))
-        if self._refusals.is_homeless(made):
-            return [Unsettle(actor, _NO_NODE)]
-        if why := self.refusal(nodes, made.need):
-            return [Unsettle(actor, why)]
-        self._order.wait(made, self._refusals.group_of(made))
-        return self._place()
+        return self._queue(GangEntry(actor, None, nodes, need._replace(slots=0)))
 
     def take_up_actor(self, actor: int, node: int, need: Need, devices: tuple[int, ...] | None) -> None:
         """Record an actor that lives on a node already, with these devices of it; see `take_up`."""
-        home = self._nodes.by_id[node]
-        self._gangs[actor] = {node: (0, self._nodes.book(home, need._replace(slots=0), devices))}
-        self._nodes.refile(home)
-        self._order.give_up_for_actor(home)
+        self._gangs.take_up(actor, need._replace(slots=0), {node: devices})
+        self._order.give_up_for_actor(self._nodes.by_id[node])
 
     def actor_gone(self, actor: int) -> list[Action]:
         """Record that the process of an actor is gone, or that the actor waits no longer."""
         return self.gang_finished(actor)
 
-    def _submit_nested(self, made: Entry) -> list[Action]:
+    def _queue(self, gang: GangEntry) -> list[Action]:
+        """Queue a gang or actor, and start it if there is room."""
+        refusal = self._refusals.of_new(gang)
+        if refusal is not None:
+            return [refusal]
+        if gang.parent is not None:
+            return self._queue_nested(gang)
+        self._order.wait(gang, self._nodes.group_of(gang))
+        return self._place()
+
+    def _queue_nested(self, call: Entry) -> list[Action]:
         """Queue a call of a task before all waiting entries. Refused if it cannot start, now or later."""
-        self._family.add(made.parent, made)
-        self._order.wait(made, self._refusals.group_of(made), is_urgent=True)
+        self._family.add(call.parent, call)
+        self._order.wait(call, self._nodes.group_of(call), is_urgent=True)
         actions = self._place()
-        return actions + self._refuse_stuck(made)
+        return actions + self._refusals.drop_deadlocked(call)
 
     def finished(self, task: int, elapsed_ns: int | None = None) -> list[Action]:
         """Record that a task ended, well or badly, and will not run again."""
@@ -480,11 +437,8 @@ class Scheduler:
     def gang_finished(self, gang: int) -> list[Action]:
         """Record that all processes of a gang are gone, or that it never started."""
         self._family.remove(gang)
-        for number, (places, booking) in self._gangs.pop(gang, {}).items():
-            node = self._nodes.by_id.get(number)
-            if node is not None and node.is_up:
-                node.gang_places = max(0, node.gang_places - places)
-                self._release(node, booking)
+        for node, booking in self._gangs.end(gang):
+            self._release(node, booking)
         waiting = self._waiting.gangs.get(gang)
         if waiting is not None:
             self._order.stop_waiting(waiting)
@@ -540,7 +494,7 @@ class Scheduler:
         while changed or to_try:
             if changed and (fill := self._order.next_to_fill()) is not None:
                 line, task, node = fill
-                self._send(task, line.group, node, actions)
+                actions.append(self._send(task, line.group, node))
                 self._order.follow(line, task)
                 continue
             if (ready := self._waiting.take_ready()) is None:
@@ -548,14 +502,14 @@ class Scheduler:
             line, entry = ready, ready.first
             if not (isinstance(entry, GangEntry) and entry.nodes is not None):
                 self._order.reserve_before(entry.turn)
-            if isinstance(entry, GangEntry):
-                is_placed = self._place_gang(entry, line, actions)
-            else:
-                is_placed = self._place_task(entry, line.group, actions)
-            if is_placed:
-                self._order.stop_waiting(entry)
-            else:
+            action = (
+                self._gangs.start(entry, line) if isinstance(entry, GangEntry) else self._place_task(entry, line.group)
+            )
+            if action is None:
                 self._order.block(line, entry)
+            else:
+                actions.append(action)
+                self._order.stop_waiting(entry)
         if not self._waiting.count and not self.recalls_later:
             # Tasks that wait on one node, while slots of another are idle. The answer is `lost(started=False)`.
             for sent in self._recalls.take():
@@ -574,12 +528,9 @@ class Scheduler:
         self.recalls_later = False
         return self._place()
 
-    def _place_task(self, task: TaskEntry, group: Group, actions: list[Action]) -> bool:
+    def _place_task(self, task: TaskEntry, group: Group) -> Send | None:
         node = self._pick(task, group)
-        if node is None:
-            return False
-        self._send(task, group, node, actions)
-        return True
+        return None if node is None else self._send(task, group, node)
 
     def _pick(self, task: TaskEntry, group: Group) -> NodeEntry | None:
         """Return the node for a task; None if none has room for it."""
@@ -595,7 +546,7 @@ class Scheduler:
             node = self._filling = self._pick(task, group)
         return node
 
-    def _send(self, task: TaskEntry, group: Group, node: NodeEntry, actions: list[Action]) -> None:
+    def _send(self, task: TaskEntry, group: Group, node: NodeEntry) -> Send:
         task.node = node
         task.is_recalled = False
         booking = None if node.stock is None else self._nodes.book(node, task.need)
@@ -603,7 +554,7 @@ class Scheduler:
         self._nodes.refile(node)
         if node.room < 0:
             self._recalls.sent_in_advance(task, group, node)
-        actions.append(Send(task.id, node.id, None if booking is None else booking.devices))
+        return Send(task.id, node.id, None if booking is None else booking.devices)
 
     def _release(self, node: NodeEntry, booking: Booking | None) -> None:
         if booking is not None:
@@ -612,41 +563,6 @@ class Scheduler:
                 self._order.actor_left(node)
                 return
         self._order.changed(node)
-
-    def _place_gang(self, gang: GangEntry, line: Line, actions: list[Action]) -> bool:
-        if gang.nodes is None:
-            members = self._nodes.pick_some(line.group, gang.turn, gang.count)
-        else:
-            members = self._nodes.candidates(gang.nodes)
-            if self._lacks_one(gang, line, members):
-                members = []
-        if not members:
-            return False
-        held: dict[int, tuple[int, Booking | None]] = {}
-        for node in members:
-            places = min(gang.need.slots, node.slots)
-            held[node.id] = places, self._nodes.book(node, gang.need)
-            node.gang_places += places
-            self._nodes.refile(node)
-        self._gangs[gang.id] = held
-        if not gang.need.slots:
-            self._order.give_up_for_actor(members[0])
-            booking = held[members[0].id][1]
-            actions.append(Settle(gang.id, members[0].id, None if booking is None else booking.devices))
-            return True
-        devices = tuple(None if booking is None else booking.devices for _, booking in held.values())
-        actions.append(StartGang(gang.id, tuple(held), devices if any(own is not None for own in devices) else ()))
-        return True
-
-    def _lacks_one(self, gang: GangEntry, line: Line, members: list[NodeEntry]) -> bool:
-        """Return whether a gang lacks one of its nodes. The search begins where it ended last time."""
-        for offset in range(len(members)):
-            index = (line.lacked + offset) % len(members)
-            node = members[index]
-            if not node.takes_more or node.room_for(gang.need) < 1 or self._nodes.is_withheld(node, gang.turn):
-                line.lacked = index
-                return True
-        return False
 
     # Bookkeeping ----------------------------------------------------------------------------------------------------
 
@@ -665,43 +581,3 @@ class Scheduler:
     def _return(self, task: TaskEntry) -> None:
         task.node = None
         self._order.wait(task, self._nodes.group(task.nodes, task.need), is_first=True)
-
-    # Calls that can never start -------------------------------------------------------------------------------------
-
-    def _drop_waiting(self, entry: Entry) -> None:
-        self._order.stop_waiting(entry)
-        if isinstance(entry, TaskEntry):
-            self._forget(entry.id)
-        else:
-            self._family.remove(entry.id)
-
-    def _fail_homeless(self, node: int) -> list[Action]:
-        """Fail the waiting calls that need a node that is gone."""
-        actions: list[Action] = []
-        for entry in self._refusals.homeless():
-            self._drop_waiting(entry)
-            if isinstance(entry, TaskEntry):
-                actions.append(FailTask(entry.id, node, False))
-            else:
-                actions.append(FailGang(entry.id, node) if entry.need.slots else Unsettle(entry.id, _NO_NODE))
-        return actions
-
-    def _refuse_unfit(self) -> list[Action]:
-        """Refuse waiting calls whose nodes have turned out to hold too little."""
-        actions: list[Action] = []
-        for entry, why in self._refusals.unfit():
-            self._drop_waiting(entry)
-            is_actor = entry.need is not None and not entry.need.slots
-            actions.append(Unsettle(entry.id, why) if is_actor else Refuse(entry.id, (), why))
-        return actions
-
-    def _refuse_stuck(self, made: Entry | None = None) -> list[Action]:
-        """Refuse waiting nested calls that can never start; with `made`, check only that one."""
-        if not self._family:
-            return []
-        actions: list[Action] = []
-        for entry in [e for e in self._waiting if e.parent is not None] if made is None else [made]:
-            if self._family.is_stuck(entry):
-                self._drop_waiting(entry)
-                actions.append(Refuse(entry.id, self._family.nodes_of(entry)))
-        return actions

@@ -113,8 +113,7 @@ class WaitingOrder:
             heapq.heappush(self._unreserved, (gang.turn, next(self._pushed), line))
 
     def _choose(self, line: Line, entry: Entry) -> None:
-        count = entry.count if isinstance(entry, GangEntry) else 1
-        line.wanted = self._nodes.pick_to_reserve(line.group, entry.turn, count)
+        line.wanted = self._nodes.pick_to_reserve(line.group, entry.turn, entry.node_count)
         for node in line.wanted:
             node.chosen_by[line] = entry.turn
             node.set_reserved()
