@@ -1,4 +1,4 @@
-"""Client's side of one node: its channel, and a record of the functions and blobs that the node has."""
+"""Client's side of one node: its channel, its direct lines, and a record of the functions and blobs that it has."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """`ComputePool` as users hold it: its options, its lifecycle, and its nodes as targets of calls.
 
-`life` starts and ends a pool, `machines` has its machines, and `targets` sends its calls.
+`life` starts and ends a pool, `machines` has its machines, and `targets` sends its calls. Almost half of the lines here
+tell users what each option and method does.
 """
 
 from __future__ import annotations
