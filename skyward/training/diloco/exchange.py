@@ -20,8 +20,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from tempfile import TemporaryFile
+from dataclasses import replace
 from typing import IO, Any, Literal
 
 import torch
@@ -29,8 +28,8 @@ import torch
 from ...errors import UsageError
 from .algorithm import DelayedNesterov, OuterOptimizer, OuterSGD
 from .async_rounds import AsyncRounds
+from .checkpointer import Checkpointer
 from .compression import Compressed
-from .dealing import Deal
 from .delta_means import DeltaMeans, DeltaSummary
 from .examination import Findings, Shaped, examine, mapped
 from .facts import RoundFacts, ServerFacts, WorkerRound, mean_loss
@@ -39,6 +38,7 @@ from .frames import ArrayFrame
 from .global_model import GlobalModel
 from .guard import check_shapes
 from .refusal import RefusalKind, WorkerRefused
+from .replies import GlobalParameters, Standing
 from .rounds import ClosedRound, Rounds, UpdateAnswer, UpdateKey
 from .saves import ServerSaves
 from .schedule import local_steps
@@ -48,41 +48,6 @@ KEPT_BUFFERS = 64
 """Number of asynchronous rounds whose buffers are kept. An update with an older base leaves the buffers alone."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Standing:
-    """Place of a worker in the rounds."""
-
-    round: int
-    """The open round."""
-    is_awaited: bool
-    """Whether the worker is a member of it, and has not submitted. Then it trains from the round's parameters."""
-    has_model: bool
-    """Whether there are global parameters. Without, the first worker offers its own."""
-    keeps_delta: bool = False
-    """Whether a delta for the base round that the worker named would count."""
-    is_async: bool = False
-    """Whether no worker waits for another. Then a worker's fragments take turns by the numbers of its updates."""
-    local_steps: int | None = None
-    """Advised inner steps of the worker's next rounds, if it has asked for advice (DyLU)."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GlobalParameters:
-    """Parameters from which a worker goes on."""
-
-    round: int
-    kind: Literal["parameters", "update"]
-    """`parameters`: the values of the round. `update`: what to add to those of the round before, compressed."""
-    tensors: Mapping[str, torch.Tensor | Compressed]
-    """All tensors, or those of the fragment that the worker has sent."""
-    is_counted: bool = True
-    """Whether the worker's delta is in the mean."""
-    warning: str = ""
-    """Sentence for the worker's log."""
-    deal: Deal | None = None
-    """Rows of the round, by worker; None if they are not dealt."""
 
 
 class DeltaExchange:
@@ -117,8 +82,7 @@ class DeltaExchange:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._rounds, self._is_async = rounds, isinstance(rounds, AsyncRounds)
-        self._is_bf16_down, self._saves, self._save_every, self._clock = is_bf16_down, saves, save_every, clock
-        self._bits, self._weighting = bits, weighting
+        self._is_bf16_down, self._bits, self._weighting, self._clock = is_bf16_down, bits, weighting, clock
         self._model = GlobalModel(
             OuterSGD() if outer is None else outer, bits=bits, kept_buffers=KEPT_BUFFERS if self._is_async else 1
         )
@@ -135,13 +99,12 @@ class DeltaExchange:
         self._watchers: list[Callable[[], None]] = []
         self._lock = threading.Lock()
         self._facts, self._closed_at = ServerFacts(), math.nan
-        self._saved_round: int | None = None
-        self._save_error = ""
-        self._state_id = secrets.token_hex(8)
-        """Name of the training, which its saves keep."""
-        if saves is not None:
-            self._restore(saves)
-        self._origin = {"id": secrets.token_hex(8), "state": self._state_id, "began_in": rounds.round}
+        self._checkpointer = Checkpointer(
+            saves, every=save_every, rounds=rounds, model=self._model, fragments=self._fragments
+        )
+        self._checkpointer.restore(now=clock())
+        self._keep_answers()
+        self._origin = {"id": secrets.token_hex(8), "state": self._checkpointer.state_id, "began_in": rounds.round}
 
     def watch(self, changed: Callable[[], None]) -> None:
         """Call a function after each change that may answer a question. It is called with a lock held: be brief."""
@@ -240,7 +203,7 @@ class DeltaExchange:
             if self._model.tensors is None:
                 tensors = {name: tensor.clone() for name, tensor in to_tensors(frame).items()}
                 self._model.take(tensors, self._rounds.round)
-                self._try_to_save()
+                self._checkpointer.try_to_save()
                 self._changed()
 
     def shapes(self) -> dict[str, tuple[int, ...]] | None:
@@ -337,9 +300,9 @@ class DeltaExchange:
                 "num_fragments": len(self._fragments),
                 "last": self._facts.last(),
                 **self._facts.traffic,
-                "can_save": self._saves is not None,
-                "saved_round": self._saved_round,
-                "save_error": self._save_error,
+                "can_save": self._checkpointer.can_save,
+                "saved_round": self._checkpointer.saved_round,
+                "save_error": self._checkpointer.error,
             }
 
     @property
@@ -366,7 +329,7 @@ class DeltaExchange:
             CheckpointError: It could not be written.
         """
         with self._lock:
-            return None if self._saves is None or self._model.tensors is None else self._write(self._saves)
+            return self._checkpointer.save()
 
     def close(self) -> None:
         """Discard the deltas of the open round, whose workers send them again to the next server."""
@@ -406,7 +369,7 @@ class DeltaExchange:
             kind="parameters",
             tensors=dict(self._model.tensors),
             is_counted=is_counted,
-            warning=self._save_error,
+            warning=self._checkpointer.error,
             deal=self._rounds.deal(self._rounds.round),
         )
 
@@ -424,7 +387,7 @@ class DeltaExchange:
             round=self._rounds.round if self._is_async else answer.round,
             kind="parameters",
             tensors=self._fragments.part_of(self._model.tensors, key),
-            warning=self._save_error,
+            warning=self._checkpointer.error,
             deal=self._rounds.deal(answer.round),
         )
         if self._update is not None and rounds_since == 0 and answer.round == key.base_round + 1:
@@ -465,8 +428,7 @@ class DeltaExchange:
             self._note(closed, findings, summary)
             self._model.remember_buffers(self._rounds.round)
             _log.info("round %d closed: %d deltas, %d refused", closed.round, len(closed.counted), len(closed.refused))
-            if self._rounds.round % self._save_every == 0:
-                self._try_to_save()
+            self._checkpointer.round_opened()
         self._changed()
 
     def _stepped(
@@ -536,70 +498,3 @@ class DeltaExchange:
     def _changed(self) -> None:
         for changed in self._watchers:
             changed()
-
-    # State ------------------------------------------------------------------------------------------------------------
-
-    def _try_to_save(self) -> None:
-        """Save before anyone gets an answer, so that a server that is killed goes on where its workers are.
-
-        A failed save does not end the training of all: only a server that dies before the next save loses rounds.
-        Everyone is told: the log, `status`, and each worker with its answer.
-        """
-        if self._saves is None:
-            return
-        try:
-            self._write(self._saves)
-        except Exception as error:
-            last = "from its beginning" if self._saved_round is None else f"from round {self._saved_round}"
-            self._save_error = (
-                f"save_dir={self._saves.folder!r}: the server cannot save round {self._rounds.round}: "
-                f"{error.__cause__ or error}; mend that, or if the server dies, training goes on {last}"
-            )
-            _log.error("%s", self._save_error)
-
-    def _write(self, saves: ServerSaves) -> str:
-        rounds = {
-            "rounds": self._rounds.state_dict(),
-            **self._fragments.state_dict(),
-            "residuals": self._model.residuals,
-            "is_async": self._is_async,
-            "state_id": self._state_id,
-        }
-        assert self._model.tensors is not None
-        path = saves.save(self._rounds.round, self._model.tensors, self._model.outer.state_dict(), rounds)
-        self._saved_round, self._save_error = self._rounds.round, ""
-        return path
-
-    def _restore(self, saves: ServerSaves) -> None:
-        state = saves.load()
-        if state is None:
-            if self._model.tensors is not None:
-                self._write(saves)  # an error ends the start, and not a training
-            return
-        if self._model.tensors is not None:
-            check_same_model(self._model.tensors, state.tensors)
-        is_async = bool(state.rounds.get("is_async", False))
-        if is_async != self._is_async:
-            raise UsageError(f"async_mode={not is_async}: the save is of the other mode; set async_mode={is_async}")
-        self._rounds.load_state_dict(state.rounds["rounds"], now=self._clock())
-        self._model.take(state.tensors, self._rounds.round)
-        self._model.outer.load_state_dict(state.outer)
-        self._model.residuals = dict(state.rounds["residuals"]) if self._bits else {}
-        self._fragments.load_state_dict(state.rounds)
-        self._keep_answers()
-        self._saved_round = self._rounds.round
-        self._state_id = str(state.rounds.get("state_id", self._state_id))  # older saves have none
-        _log.info("goes on in round %d, from %s", self._rounds.round, state.path)
-
-
-def spool(folder: str | None = None) -> IO[bytes]:
-    """Return an unnamed file for a delta that arrives. It is gone when it is closed."""
-    return TemporaryFile(prefix="skyward-diloco-", dir=folder)
-
-
-def check_same_model(given: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) -> None:
-    """Raise UsageError if a model differs from a saved one in names or shapes."""
-    try:
-        check_shapes("server", given, saved)
-    except WorkerRefused as refusal:
-        raise UsageError(f"model: the save is of another one ({refusal.message}); use another save_dir") from None

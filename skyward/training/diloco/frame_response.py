@@ -10,8 +10,8 @@ from dataclasses import asdict
 from starlette.responses import Response, StreamingResponse
 
 from .downloads import PARTIAL
-from .exchange import GlobalParameters
 from .frames import pieces_from, size_of
+from .replies import GlobalParameters
 from .tensors import frame_of
 
 _PIECE = 2**20

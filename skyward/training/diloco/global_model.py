@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 
 from .algorithm import DelayedNesterov, OuterOptimizer, OuterSGD
-from .answers import UpdateEncoder
 from .compression import CHUNK, Compressed
 from .delta_means import DeltaMeans
 from .frames import BUFFER_PREFIX
 from .tensors import short_lived
+from .update_encoder import UpdateEncoder
 
 
 class GlobalModel:
@@ -41,6 +42,18 @@ class GlobalModel:
         """Take over tensors as those of a round. Nothing may change them afterwards."""
         self.tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
         self.remember_buffers(round_number)
+
+    def restore(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        outer: Mapping[str, Any],
+        residuals: Mapping[str, torch.Tensor],
+        round_number: int,
+    ) -> None:
+        """Take over the state of a save at the beginning of a round."""
+        self.take(tensors, round_number)
+        self.outer.load_state_dict(outer)
+        self.residuals = dict(residuals) if self._bits else {}
 
     def remember_buffers(self, round_number: int) -> None:
         """Keep the present buffers as those of a round, and forget the oldest."""

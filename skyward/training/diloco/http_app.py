@@ -43,17 +43,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...errors import SkywardError, UsageError
 from .examination import Shaped
-from .exchange import DeltaExchange, GlobalParameters, Standing, spool
+from .exchange import DeltaExchange
 from .facts import MOST_FIGURES
 from .frame_response import frame_response
 from .frames import decode, largest_frame
 from .page_file import page_file
 from .refusal import WorkerRefused
+from .replies import GlobalParameters, Standing
 from .request_rate import REQUESTS_PER_S, RequestRate
 from .rounds import UpdateKey
 from .tokens import ServerTokens, TokenRefused
 from .transport import UNKNOWN
-from .uploads import Uploads
+from .uploads import Uploads, spool
 
 MOST_JSON_BYTES = 32 * 2**20
 """Largest JSON body: the shapes of about 100,000 arrays."""

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from tempfile import TemporaryFile
 from typing import IO
 
-from .exchange import spool
 from .rounds import UpdateKey
 
 
@@ -78,3 +78,8 @@ class Uploads:
     def _forget(self, upload: Upload) -> None:
         if self._uploads.get(upload.key.worker) is upload:
             del self._uploads[upload.key.worker]
+
+
+def spool(folder: str | None = None) -> IO[bytes]:
+    """Return an unnamed file for a delta that arrives. It is gone when it is closed."""
+    return TemporaryFile(prefix="skyward-diloco-", dir=folder)
