@@ -39,6 +39,7 @@ from tests.hosts.bed import Bed
 from tests.hosts.host import Host
 from tests.hosts.index import PackageIndex
 from tests.relay import Relay
+from tests.waiting import until
 
 HOSTS = 3
 RELAY_DELAY_S = 0.05
@@ -52,8 +53,10 @@ MAP_ITEMS = 100_000
 SLEEPS, SLEEP_S = 1_000, 0.05
 """Calls of the map in which a node is lost, and how long each sleeps."""
 UP_LIMIT_S = 120.0
-SETTLE_S, IDLE_S = 10.0, 30.0
-"""Pause after the last call, and the time in which a pool without calls is watched."""
+SETTLE_S, IDLE_S = 40.0, 30.0
+"""Pause after the last call, and the time in which a pool without calls is watched. Ray and the pool are busy with
+their start for half a minute.
+"""
 OF_RAY = "engine.ray", "/ray/", "ray::"
 """Parts of the commands of Ray's processes, its driver and its bridges."""
 
@@ -267,8 +270,13 @@ def _sleep_all(pool: sky.ComputePool) -> float:
 
 
 def idle(rig: Rig, found: Findings) -> None:
-    """Watch the processes of a pool on Ray that has nothing to do: their processor time, and their memory then."""
-    with rig.pool("ray", rig.near) as (pool, _):
+    """Watch the processes of a pool on Ray that has nothing to do: their processor time, and their memory then.
+
+    Nobody listens to its events, as in most programs: nodes would report their load every two seconds.
+    """
+    options = {"concurrency": 2, "image": rig.image, "logs": False, "console": False}
+    with raised_pool(rig.near, nodes=HOSTS, **options) as pool:
+        until(lambda: pool.engine == "ray", UP_LIMIT_S)
         sky.compute(workloads.noop)() >> pool
         time.sleep(SETTLE_S)
         client = [os.getpid(), *processes.descendants(os.getpid())]
