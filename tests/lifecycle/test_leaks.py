@@ -136,12 +136,11 @@ def test_starting_and_busy_nodes_are_not_taken_for_garbage(inside: Sandbox) -> N
             node = folder / f"pool-starting-{number}-123456"
             node.mkdir()
             sockets.append(listen_at(str(node / "agent.sock")))
-        busy = socket.socket(socket.AF_UNIX)
         (folder / "pool-busy-0-123456").mkdir()
-        busy.bind(str(folder / "pool-busy-0-123456" / "agent.sock"))
+        busy = listen_at(path := str(folder / "pool-busy-0-123456" / "agent.sock"))
         busy.listen(0)
         with socket.socket(socket.AF_UNIX) as waiting:  # the only one that may wait
-            waiting.connect(busy.getsockname())
+            waiting.connect(path)
             assert collect_garbage() == []
         is_over.set()
         collector.join()
