@@ -490,9 +490,9 @@ class HostedEngine:
         """Let a detached pool go on for so much longer without a client."""
         self.requests.ask("extend", seconds)
 
-    def limit(self, seconds: float) -> None:
-        """Let a detached pool go on without a client for at most this long from now."""
-        self.requests.ask("limit", seconds)
+    def limit(self, seconds: float) -> Future[None]:
+        """Let a detached pool go on without a client for at most this long from now, once the head has replied."""
+        return self.requests.begin("limit", seconds)
 
     def blueprint(self) -> tuple[bytes, tuple[str, ...]]:
         """Return what it takes to build a node of a detached pool, and the values of its secrets; else nothing."""

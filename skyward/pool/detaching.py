@@ -56,6 +56,7 @@ class Detachment:
     takes_over: bool = False
     leaves: bool = False
     _head: NodeHead | None = None
+    _engine: HostedEngine | None = None
     _machines: PoolMachines | None = None
     """Machines of a pool that this process has opened; None before it runs, and after its end."""
     _source: DetachableProvider | None = None
@@ -105,7 +106,7 @@ class Detachment:
             self._head = NodeHead(machine)
         else:
             self._head = KnownHead(machine, socket_path=self.known.socket_path, process=self.known.process)
-        return HostedEngine(
+        self._engine = HostedEngine(
             config,
             self._head,
             lines=lines,
@@ -116,6 +117,7 @@ class Detachment:
             left=self._leave,
             lost=self._lose,
         )
+        return self._engine
 
     def _leave(self) -> None:
         """Note that the pool goes on without this client."""
@@ -206,14 +208,19 @@ class Detachment:
     def _let_go_again(self, machines: PoolMachines) -> None:
         """Let the nodes go on that have been replaced, and record how the next client reaches them."""
         assert self._source is not None
+        assert self._engine is not None
         assert self.known is not None
         others = [machine for machine in machines if machine.node != self.known.machine["node"]]
         if others:  # else the pool is about to end, or this program has left it
             places = {place["node"]: place for place in self.known.others}
             places |= {machine.node: self._source.describe(machine) for machine in others}
-            self.known = replace(self.known, others=tuple(places[node] for node in sorted(places)))
+            self.known = replace(
+                self.known, others=tuple(places[node] for node in sorted(places)), spending=machines.spending
+            )
             detached.record(self.known)
             machines.leave_keeper()
+            if (lasts_s := machines.lasts_alone_s) is not None:
+                self._engine.limit(lasts_s)  # an earlier limit holds until the head has it
 
     def extend(self, seconds: float) -> None:
         """Record that the pool goes on for longer."""
@@ -253,8 +260,6 @@ def check_detached(
             f"not supported with {provider.name}, so far only with sky.SSH(hosts=[...]) and sky.AWS(); use one of "
             "them, or omit it"
         )
-    if provider.is_rented and spec.most_nodes > 1:
-        raise refuse("a detached pool of rented machines has one node so far; set nodes=1, or omit it")
     if not is_fixed:
         raise refuse("a detached pool has a fixed number of nodes so far; set nodes=4, for example, or omit it")
     if rests:

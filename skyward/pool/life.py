@@ -466,7 +466,7 @@ class PoolLife:
                 self.detachment.take_up(self.provider, machines, hosted)
             else:
                 if (lasts_s := machines.lasts_alone_s) is not None:
-                    hosted.limit(lasts_s)
+                    hosted.limit(lasts_s).result()
                 self.detachment.go_on(self.label, self.name, self.provider, machines, self.spec, self._options())
         devices = {node: [device.id for device in engine.nodes.devices(node)] for node in range(self.spec.nodes)}
         if sharing := sharing_of_pool(devices, self.spec.concurrency, are_threads=self.spec.executor == "thread"):

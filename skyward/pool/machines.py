@@ -125,7 +125,7 @@ class PoolMachines:
         return machines
 
     def _launched(self, nodes: list[int]) -> list[Machine]:
-        offers = self._offers
+        offers = self._offers = self._offers or self._provider.offers(self._spec)  # of an adopted pool, none yet
         if self._spending is not None:
             offers = self._affordable(offers, len(nodes), self._spending.left_usd)
         return self._provider.launch(self._spec, offers, self._pool, nodes, self._emit)

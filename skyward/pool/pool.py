@@ -122,8 +122,8 @@ class ComputePool(PoolTarget, NodeAccess, TaskAccess, DetachedAccess, SharedName
             one process need different names. In a notebook, a new pool closes the one with the same name or variable.
         detached_for_s: Seconds > 0 that the pool goes on without a client, from the moment when the client dies or
             calls `detach()`. Another program gets it by `ComputePool.attach(name)`. Leaving the block still closes the
-            pool. Needs a `name`, and nodes of `sky.SSH` or one machine of `sky.AWS`. Several nodes go on
-            alone once Ray carries the calls to all of them. A node that is lost while no client is there is replaced
+            pool. Needs a `name`, and nodes of `sky.SSH` or `sky.AWS`. Several nodes go on alone once Ray carries the
+            calls to all of them. A node that is lost while no client is there is replaced
             by the next one. None: the pool ends with this program.
         engine: Carrier of the calls. "direct": this program schedules, and is connected to each node. "ray": the first
             node schedules, and Ray joins the nodes, so calls and values of tasks go straight between them. It needs
@@ -206,6 +206,7 @@ class ComputePool(PoolTarget, NodeAccess, TaskAccess, DetachedAccess, SharedName
             max_hourly_cost=max_hourly_cost,
             cancel_grace_s=cancel_grace_s,
             direct_transfers=direct_transfers,
+            is_detached=detached_for_s is not None,
             volumes=check_volumes(volumes or {}),
             provision_timeout_s=provision_timeout_s,
         )

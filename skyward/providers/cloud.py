@@ -214,7 +214,10 @@ class CloudProvider(abc.ABC):
         if scope != journal.scope:  # there, its machines would look as if they were gone
             raise foreign(self.name, journal, scope)
         with _registry_lock:
-            return _registry.setdefault(journal.pool, journal)
+            known = _registry.setdefault(journal.pool, journal)
+        if known is not journal:  # of an earlier client in this process; others may have rented meanwhile
+            known.refresh()
+        return known
 
     def _let_in(self, journal: Journal, attempt: Attempt, offer: Offer) -> None:
         """Let this computer in by SSH, because it may have another address than when the machine was rented."""

@@ -457,6 +457,8 @@ class NodeSetup:
             address=self._place.private_address,
             lease_s=self._orders.lease_s,
             lease_file=self._orders.lease_file,
+            # The machine of the first node ends with the head, which may have outcomes that nobody has read.
+            ends_machine=spec.is_detached and bool(self._orders.lease_file) and self.node != 0,
             notice_file=self._orders.notice_file,
             cancel_grace_s=spec.cancel_grace_s,
             volumes=tuple(spec.volumes.items()),

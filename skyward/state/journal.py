@@ -265,15 +265,25 @@ class Journal:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             with self._lock:
-                now = Journal.read(self.folder)
-                if now is not None:
-                    self.attempts, self.gone, self.is_closed = now.attempts, now.gone, now.is_closed
-                    self.asked = now.asked
-            yield now is not None and not now.is_closed
+                is_open = self._read_again()
+            yield is_open
         finally:
             # Closing is not enough: a process forked meanwhile holds the descriptor, and with it the lock.
             fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
+
+    def refresh(self) -> None:
+        """Learn what other processes have recorded."""
+        with self._lock:
+            self._read_again()
+
+    def _read_again(self) -> bool:
+        """Read the records, and return whether the journal is open. Needs the lock."""
+        now = Journal.read(self.folder)
+        if now is None:
+            return False
+        self.attempts, self.gone, self.is_closed, self.asked = now.attempts, now.gone, now.is_closed, now.asked
+        return not now.is_closed
 
     @property
     def is_there(self) -> bool:

@@ -45,6 +45,7 @@ class PoolSpec:
     max_hourly_cost: float | None = None
     cancel_grace_s: float = 3.0
     direct_transfers: bool = True
+    is_detached: bool = False
     provision_timeout_s: float = 300.0
     volumes: FrozenMap[Volume] = FrozenMap()  # immutable
     code: Any = field(default=None, compare=False, repr=False)

@@ -154,6 +154,8 @@ class NodeConfig:
     contacted ends with this process: by itself at once, or killed after `lease_s`."""
     lease_file: str = ""
     """File that is touched at each renewal of the lease, for a watchdog of the whole machine; empty: none."""
+    ends_machine: bool = False
+    """Whether the machine powers itself off when the node ends, because its client may not be there to end it."""
     notice_file: str = ""
     """File that appears once the provider has announced to take the machine back; empty: it never does."""
     cancel_grace_s: float = 3.0

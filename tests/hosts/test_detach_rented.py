@@ -14,19 +14,24 @@ import pytest
 
 import skyward as sky
 from skyward.cli import main
-from skyward.errors import UsageError
+from skyward.errors import NodeLost, UsageError
 from skyward.state import detached
 from tests.hosts.bed import ROOT
 from tests.hosts.ec2 import Ec2, Machine
-from tests.hosts.faults import client_processes
+from tests.hosts.faults import client_processes, kill
 from tests.hosts.index import PackageIndex
 from tests.waiting import until, until_text
 
-pytestmark = [pytest.mark.hosts, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(400)]
 
 LEASE_S = 300.0
 ENDING_S = 60.0
 """Seconds that a machine costs money after a request to end it, at most: `CloudProvider.ending_s`."""
+
+ALONE_S = 60.0
+"""Seconds for which a poor pool can pay: longer than Ray takes beside it."""
+REPLACED_S = 120.0
+"""Until a machine has taken the place of another, on a loaded one."""
 
 PROGRAM = """
 import os, sys, time
@@ -43,23 +48,29 @@ def wait(path, value):
     return value
 
 def opened(options):
-    name, for_s, budget_usd = options.split(",")
+    name, for_s, budget_usd, nodes = options.split(",")
     pool = sky.ComputePool(
-        sky.AWS(instance_types=["m5.large"], client_cidr=cidr, lease_s=float(lease_s)),
+        sky.AWS(instance_types=["m5.large"], client_cidr=cidr, lease_s=float(lease_s)), nodes=int(nodes),
         name=name, allocation="on-demand", detached_for_s=float(for_s), budget_usd=float(budget_usd),
         image=sky.Image(pip_index_url=index), logs=False, console=False,
     ).start()
-    return pool, wait("/tmp/go", name) > pool
+    return pool, [wait("/tmp/go", f"{name}{node}") > pool.node(node) for node in range(int(nodes))]
+
+def is_alone(pool, futures):
+    return all(future.running() for future in futures) and (len(futures) == 1 or pool.engine == "ray")
 
 with ThreadPoolExecutor() as threads:
     pools = list(threads.map(opened, wanted))
-while not all(future.running() for _, future in pools):
+while not all(is_alone(pool, futures) for pool, futures in pools):
     time.sleep(0.05)
 with open(said + ".new", "w") as file:
     file.write(repr([pool.cost_usd for pool, _ in pools]))
 os.rename(said + ".new", said)
 time.sleep(600)
 """
+
+# By value, because this module is not on the nodes.
+where = sky.compute(lambda: os.uname().nodename)
 
 Killed = Callable[..., list[float]]
 
@@ -70,7 +81,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def killed(ec2: Ec2, package_index: PackageIndex, runtime: Path, tmp_path: Path) -> Iterator[Killed]:
+def killed(ec2: Ec2, ray_index: PackageIndex, runtime: Path, tmp_path: Path) -> Iterator[Killed]:
     """Return a function that opens detached pools in a program, kills it with its keeper, and returns their costs."""
     script, said, log = runtime / "client.py", tmp_path / "said", tmp_path / "log"
     script.write_text(PROGRAM)
@@ -79,7 +90,7 @@ def killed(ec2: Ec2, package_index: PackageIndex, runtime: Path, tmp_path: Path)
     def give(*wanted: str) -> list[float]:
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, script, ec2.client_cidr, package_index.simple, str(LEASE_S), said, *wanted],
+                [sys.executable, script, ec2.client_cidr, ray_index.simple, str(LEASE_S), said, *wanted],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -88,7 +99,7 @@ def killed(ec2: Ec2, package_index: PackageIndex, runtime: Path, tmp_path: Path)
                 start_new_session=True,
             )
         clients.append(process)
-        until(lambda: said.exists() or process.poll() is not None, 150)
+        until(lambda: said.exists() or process.poll() is not None, 240)
         assert said.exists(), log.read_text()
         process.kill()
         process.wait(60)
@@ -123,7 +134,7 @@ def running(ec2: Ec2) -> set[str]:
 def test_pools_of_a_killed_client_go_on_until_they_are_closed_or_taken_down(
     ec2: Ec2, killed: Killed, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cost, _ = killed("train,600,50", "other,600,50")
+    cost, _ = killed("train,600,50,1", "other,600,50,1")
     train, other = machine_of(ec2, "train"), machine_of(ec2, "other")
     host = ec2.host(train.id)
     assert "AWS_" not in host.run("sh", "-c", "cat /proc/[0-9]*/environ", check=False).stdout, "no credentials there"
@@ -144,7 +155,7 @@ def test_pools_of_a_killed_client_go_on_until_they_are_closed_or_taken_down(
     host.write("/tmp/go", "")
     pool = sky.ComputePool.attach("train", logs=False, console=False)
     (call,) = pool.calls()
-    assert pool.future(call).result(60) == "train"
+    assert pool.future(call).result(60) == "train0"
     assert pool.cost_usd >= cost > 0, "it counts from the first client on"
     cost = pool.cost_usd
     pool.detach()
@@ -164,14 +175,44 @@ def test_pools_of_a_killed_client_go_on_until_they_are_closed_or_taken_down(
     assert "because of `skyward down`" in capsys.readouterr().err
 
 
-def test_a_pool_that_nobody_attaches_to_terminates_its_machine_when_time_or_money_is_over(
+def test_several_machines_go_on_and_the_next_program_replaces_one_that_is_lost(ec2: Ec2, killed: Killed) -> None:
+    (cost,) = killed("train,600,50,3")
+    known = detached.living("train")
+    assert known is not None
+    lost, stay = known.others[1]["instance"], {known.machine["instance"], known.others[0]["instance"]}
+    assert main(["gc"]) == 0
+    assert running(ec2) == {lost, *stay}
+
+    kill(ec2.host(lost), "agent")
+    until(lambda: running(ec2) == stay, LEASE_S / 2)  # a machine without a node does not wait for its lease
+    for instance in stay:
+        ec2.host(instance).write("/tmp/go", "")
+    events: list[sky.events.Event] = []
+    pool = sky.ComputePool.attach("train", logs=False, console=False, on_event=events.append)
+    *done, failed = [pool.future(call) for call in pool.calls()]
+    assert [future.result(60) for future in done] == ["train0", "train1"]
+    with pytest.raises(NodeLost, match="node 2 was lost"):
+        failed.result(60)
+    until(lambda: any(isinstance(event, sky.events.NodeReplaced) for event in events), REPLACED_S)
+    names = where() @ pool
+    assert len(running(ec2)) == 3
+    assert sorted(names) == sorted(machine.name for machine in ec2.machines("running"))
+    pool.detach()
+    with sky.ComputePool.attach("train", logs=False, console=False) as pool:
+        assert pool.engine == "ray", "it carried the calls to all nodes when the program left"
+        assert where() @ pool == names
+        assert pool.cost_usd > cost
+    assert ec2.left() == []
+
+
+def test_a_pool_that_nobody_attaches_to_terminates_its_machines_when_time_or_money_is_over(
     ec2: Ec2, killed: Killed, capsys: pytest.CaptureFixture[str]
 ) -> None:
     provider = sky.AWS(instance_types=["m5.large"], client_cidr=ec2.client_cidr)
     price = sky.ComputePool(provider, allocation="on-demand").offers()[0].price_usd_per_hour
-    # After 20 s the rest pays for the end alone. A client that is there goes on for about `LEASE_S` more.
-    killed("short,2,50", f"poor,3600,{price * (20 + LEASE_S + ENDING_S) / 3600}")
-    assert len(ec2.machines()) == 2
+    # After `ALONE_S` the rest pays for the end alone. A client that is there goes on for about `LEASE_S` more.
+    killed("short,2,50,2", f"poor,3600,{price * (ALONE_S + LEASE_S + ENDING_S) / 3600},1")
+    assert len(ec2.machines()) == 3
     until(lambda: running(ec2) == set(), LEASE_S / 2)  # the machines do not wait for their lease
     until(lambda: all(machine.state == "terminated" for machine in ec2.machines()))
     capsys.readouterr()

@@ -33,7 +33,6 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({"provider": SSH, "detached_for_s": float("inf"), "name": "a"}, "must be a number of seconds > 0"),
         ({"provider": SSH, "detached_for_s": 60}, 'needs a name, by which clients attach; set name="train"'),
         ({"provider": sky.Local(), "detached_for_s": 60, "name": "a"}, "not supported with local"),
-        ({"provider": sky.AWS(), "nodes": 2, "detached_for_s": 60, "name": "a"}, "rented machines has one node so far"),
         ({"provider": SSH, "nodes": (1, 2), "detached_for_s": 60, "name": "a"}, "has a fixed number of nodes so far"),
         ({"provider": SSH, "idle_timeout_s": 9, "detached_for_s": 60, "name": "a"}, "omit idle_timeout_s"),
         (

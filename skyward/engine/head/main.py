@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from ...core.limits import raise_file_limit
 from ...core.ownership import make_private_folder
-from ...node.agent.watchdog import Lease, guard
+from ...node.agent.watchdog import Lease, end_machine, guard
 from .last_words import write_last_words
 from .messages import HeadConfig
 from .plain import dump_plain, load_plain
@@ -109,8 +109,8 @@ def _run(config: HeadConfig, listener: socket.socket, path: str, lease: Lease | 
         write_last_words(config.folder, turns.last_words)
     door.close()
     head.close()
-    if not turns.was_closed:
-        _give_back(config.lease_file)
+    if config.lease_file and not turns.was_closed:
+        end_machine(config.lease_file)
     return 0
 
 
@@ -125,13 +125,6 @@ def _go_on(head: Head, lease: Lease | None) -> None:
         head.settle()
         head.recall_permits()
         head.warn_of_end()
-
-
-def _give_back(lease_file: str) -> None:
-    """Let a rented machine power itself off now, because no client is there to terminate it."""
-    if lease_file:
-        with contextlib.suppress(OSError), open(lease_file, "w", encoding="ascii") as file:  # its lease ends it, later
-            file.write("the pool has ended\n")
 
 
 def _wait_for_end(ended: threading.Event) -> None:

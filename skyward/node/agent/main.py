@@ -30,7 +30,7 @@ from ...errors import ProviderError, SkywardError
 from ...state.volumes import attach
 from ...wire.tasks import NodeConfig
 from .boot import BOOT
-from .watchdog import Lease, Starter, guard, remove_node
+from .watchdog import Lease, Starter, end_machine, guard, remove_node
 
 _FILES, _FILES_OF_SLOT = 32, 8
 """Descriptors that an idle agent has open: its own, and those per slot."""
@@ -53,7 +53,10 @@ def main() -> int:
         gc.freeze()
         collect_rarely()  # a collection would delay somebody's call
         lease = Lease(config.lease_s, config.lease_file, starter=Starter(config.starter) if config.starter else None)
-        return guard(lambda: _run(config, lease, listener), lease, config.folder)
+        code = guard(lambda: _run(config, lease, listener), lease, config.folder)
+        if config.ends_machine and not lease.had_no_contact:  # else its setup, which has failed, is tried again
+            end_machine(config.lease_file)
+        return code
     except BaseException as error:  # no watchdog runs yet that would clean up
         remove_node(config.folder)
         if not isinstance(error, OSError | SkywardError):

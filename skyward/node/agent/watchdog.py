@@ -126,6 +126,12 @@ class Lease:
         return bool(time.monotonic() - renewed > self.lease_s)
 
 
+def end_machine(lease_file: str) -> None:
+    """Let a rented machine power itself off now. If the file cannot be written, the end of its lease does it."""
+    with contextlib.suppress(OSError), open(lease_file, "w", encoding="ascii") as file:
+        file.write("the pool has ended\n")
+
+
 def guard(run_agent: Callable[[], int], lease: Lease, folder: str, *, restarts: bool = False) -> int:
     """Become the standby: fork the watchdog, which forks the agent. Clean up when they end.
 

@@ -29,7 +29,7 @@ from skyward.node.slot.zygote import ForkOrder, receive_order, send_order
 from skyward.values.topology import Rank
 from skyward.wire.blobs import Blob
 from skyward.wire.channel import Channel
-from skyward.wire.frames import Frame, FrameKind
+from skyward.wire.frames import Frame, FrameKind, pack
 from skyward.wire.payloads import encode
 from skyward.wire.tasks import CallKind, NodeConfig, RankOrder, TaskHead, pack_task
 
@@ -66,6 +66,11 @@ def few_files(left: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         for fd in taken:
             os.close(fd)
+
+
+BOOT = "import sys; sys.path[:] = sys.argv[1:]; from skyward.node.agent.main import main; sys.exit(main())"
+AGENT = [sys.executable, "-S", "-c", BOOT, *sys.path]
+"""Command of an agent."""
 
 
 class Client:
@@ -210,9 +215,8 @@ def test_an_agent_that_cannot_make_its_folder_reports_it(tmp_path: Path) -> None
         cwd=str(tmp_path),
         env=(),
     )
-    code = "import sys; sys.path[:] = sys.argv[1:]; from skyward.node.agent.main import main; sys.exit(main())"
     ended = subprocess.run(
-        [sys.executable, "-S", "-c", code, *sys.path],
+        AGENT,
         input=pickle.dumps(config),
         capture_output=True,
         timeout=60,
@@ -221,3 +225,32 @@ def test_an_agent_that_cannot_make_its_folder_reports_it(tmp_path: Path) -> None
     assert ended.returncode == 1
     assert b"folder cannot be created or written: Not a directory" in ended.stdout
     assert b"Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("has_contact", [True, False])
+def test_a_machine_that_ends_with_its_node_goes_on_if_that_was_never_used(tmp_path: Path, has_contact: bool) -> None:
+    lease = tmp_path / "lease"
+    lease.touch()
+    config = NodeConfig(
+        pool="p",
+        node=1,
+        folder=str(tmp_path / "node"),
+        slots=1,
+        python=sys.executable,
+        path=tuple(sys.path),
+        cwd=str(tmp_path),
+        env=(),
+        lease_s=60.0,
+        lease_file=str(lease),
+        ends_machine=True,
+    )
+    with subprocess.Popen(AGENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as agent:
+        assert agent.stdin is not None
+        assert agent.stdout is not None
+        agent.stdin.write(pickle.dumps(config))
+        agent.stdin.close()
+        with socket.socket(socket.AF_UNIX) as keeper:
+            keeper.connect(agent.stdout.readline().strip())
+            keeper.sendall((pack(FrameKind.LEASE) if has_contact else b"") + pack(FrameKind.SHUTDOWN))
+            assert agent.wait(60) == 0
+    assert bool(lease.read_text()) == has_contact
