@@ -66,8 +66,6 @@ def _why_without_ray(provider: Provider, spec: PoolSpec) -> str:
         return f"not supported with {provider.name}, so far only with {known}; use one of them, or omit it"
     if spec.most_nodes == 1:
         return "joins several nodes, and this pool has one; set nodes=2 or more, or omit engine"
-    if spec.image.container:
-        return "not supported with Image.container so far; use pip= in the image instead, or omit engine"
     return ""
 
 

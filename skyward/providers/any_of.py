@@ -29,7 +29,7 @@ from ..errors import (
 )
 from ..events import Emit
 from ..values.machine import Gone, Machine, Offer, PoolSpec
-from .base import Provider, RentedProvider, as_rented
+from .base import Provider, RentedProvider, as_rented, may_have_head
 from .choice import Selection, speed_of
 
 _log = logging.getLogger(__name__)
@@ -111,6 +111,7 @@ class AnyOf:
         self.acts_on_image = frozenset[str]().union(*(provider.acts_on_image for provider in providers))
         self.shares_files = all(provider.shares_files for provider in providers)
         self.is_rented = any(provider.is_rented for provider in providers)
+        self.has_logins = all(map(may_have_head, providers))
         self._full = full or _full
         self._lock = threading.Lock()
         self._refusals: dict[int, SkywardError] = {}

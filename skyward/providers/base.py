@@ -124,8 +124,8 @@ def as_detachable(provider: Provider) -> DetachableProvider | None:
 
 
 def may_have_head(provider: Provider) -> bool:
-    """Return whether a head can run beside the nodes of a provider, and another process can reach them again."""
-    return hasattr(provider, "reach") and getattr(provider, "has_logins", True)
+    """Return whether a head can run beside the nodes of a provider: other programs than agents run on its machines."""
+    return bool(getattr(provider, "has_logins", hasattr(provider, "reach")))
 
 
 def as_rented(provider: Provider) -> RentedProvider | None:

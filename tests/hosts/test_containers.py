@@ -19,6 +19,7 @@ import skyward as sky
 from skyward.errors import ProviderError
 from tests.hosts.containers import IMAGE, Podman, software_of_podman
 from tests.hosts.ec2 import Ec2
+from tests.hosts.faults import ray_processes
 from tests.hosts.index import PackageIndex
 from tests.hosts.registry import serve_image
 from tests.providers.conftest import Hosts
@@ -161,14 +162,22 @@ def test_ranks_of_torch_in_two_containers_meet(podman: Podman, torch_index: Pack
 
 
 @pytest.mark.timeout(400)
-def test_calls_run_in_a_container_on_a_rented_machine(podman: Podman, ec2: Ec2, tmp_path: Path) -> None:
+def test_ray_joins_containers_on_rented_machines(
+    podman: Podman, ec2: Ec2, ray_index: PackageIndex, tmp_path: Path
+) -> None:
     podman.save(tmp_path / "image")
     with serve_image(tmp_path / "image", ec2.bed.address) as registry:
         software_of_podman(tmp_path / "software.tar", registry=registry)
         ec2.set(software=str(tmp_path / "software.tar"))
-        image = sky.Image(container=f"{registry}/skyward-test:1")
+        image = sky.Image(container=f"{registry}/skyward-test:1", pip_index_url=ray_index.simple)
         provider = sky.AWS(instance_types=["m5.large"], client_cidr=ec2.client_cidr)
-        with sky.ComputePool(provider, image=image) as pool:
-            there, is_user = sky.compute(lambda: (os.listdir("/"), os.getuid() != 0))() >> pool
-            assert ("mnt" in there, is_user) == (False, True)
+        with sky.ComputePool(provider, nodes=2, image=image, engine="ray") as pool:
+            there = sky.compute(lambda: ("mnt" in os.listdir("/"), os.getuid() != 0, "RAY_ADDRESS" in os.environ))
+            assert there() @ pool == [(False, True, False)] * 2
+            until(lambda: pool.engine == "ray", within_s=120)
+            assert there() @ pool == [(False, True, False)] * 2
+            for machine in ec2.machines("running"):
+                raylets = ray_processes(ec2.host(machine.id), "/raylet/raylet")
+                assert raylets != []
+                assert not any(os.path.exists(f"/proc/{pid}/root/mnt") for pid in raylets), "it is in the container"
     assert ec2.left() == []

@@ -71,7 +71,8 @@ def test_rented_machines_come_despite_api_errors_have_ray_and_nothing_stays(
     ec2.fail("RunInstances", "InternalError", status=500, is_done=True)
     options: dict[str, Any] = {"vcpus": 2, "allocation": "spot-if-available", "engine": "ray"}
     size, image = sky.Nodes(0, desired=1, max=2), sky.Image(pip_index_url=ray_index.simple)
-    with sky.ComputePool(aws, nodes=size, image=image, **options) as pool:
+    dearer = sky.AWS(instance_types=["m5.xlarge"], client_cidr=ec2.client_cidr)
+    with sky.ComputePool(any_of=[dearer, aws], nodes=size, image=image, **options) as pool:
         pool.scale(2)
         names = sorted(where() @ pool)
         assert names == sorted(machine.name for machine in ec2.machines("running"))

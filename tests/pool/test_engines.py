@@ -29,7 +29,6 @@ RAY: dict[str, Any] = {"provider": SSH, "nodes": 2, "engine": "ray"}
         ({"any_of": [SSH, sky.Local()], "provider": None}, "engine='ray': not supported with ssh or local"),
         ({"nodes": 1}, "engine='ray': joins several nodes, and this pool has one; set nodes=2"),
         ({"nodes": (0, 1)}, "engine='ray': joins several nodes, and this pool has one; set nodes=2"),
-        ({"image": sky.Image(container="debian")}, "engine='ray': not supported with Image.container so far; use pip="),
         (
             {"nodes": 1, "name": "a", "detached_for_s": 60, "engine": "direct"},
             "engine='direct': a detached pool has its scheduler on its node; omit engine",
@@ -60,9 +59,17 @@ def way_of(**options: Any) -> tuple[Way, float]:
     return life.way, life.ray_after_s
 
 
-@pytest.mark.parametrize("provider", [SSH, sky.AWS()])
-def test_auto_is_ray_later_for_a_pool_that_may_have_2_nodes(provider: Any) -> None:
-    on: dict[str, Any] = {"provider": provider}
+@pytest.mark.parametrize(
+    "on",
+    [
+        {"provider": SSH},
+        {"provider": sky.AWS()},
+        {"provider": sky.AWS(), "region": ["us-east-1", "us-west-2"]},
+        {"provider": None, "any_of": [SSH, sky.AWS()]},
+        {"image": sky.Image(container="debian")},
+    ],
+)
+def test_auto_is_ray_later_for_a_pool_that_may_have_2_nodes(on: dict[str, Any]) -> None:
     assert way_of(**on) == way_of(engine="auto", **on) == (Way.RAY_OR_LENT, RAY_AFTER_S)
     assert way_of(engine="ray", **on) == (Way.RAY, 0.0)
     assert way_of(engine="ray", idle_timeout_s=60, on_idle="close", **on) == (Way.RAY, 0.0)
@@ -81,11 +88,9 @@ def test_a_detached_pool_of_several_nodes_needs_ray_at_once() -> None:
     [
         {"provider": sky.Local()},
         {"provider": sky.AWS(), "nodes": 1},
-        {"provider": sky.AWS(), "region": ["us-east-1", "us-west-2"]},
         {"provider": FakeProvider(api=None)},
         {"provider": None, "any_of": [SSH, sky.Local()]},
         {"nodes": 1},
-        {"image": sky.Image(container="debian")},
     ],
 )
 def test_auto_is_direct_where_ray_is_not_supported(options: dict[str, Any]) -> None:
