@@ -46,6 +46,8 @@ class Login:
         """Number of its preparations."""
         self.starts, self.ends = list[str](), list[str]()
         """Folders in which Ray was started, and those in which it was ended."""
+        self.limits_s = list[float]()
+        """Time limits of the starts."""
         self.secrets = list[list[str]]()
         """Token and certificate of the authority of each start."""
 
@@ -64,7 +66,10 @@ class Login:
             self.ends.append(arguments[2])
         else:
             self.starts.append(arguments[0])
-            self.secrets.append(json.loads(options["input"])["secrets"][:2])
+            order = json.loads(options["input"])
+            assert order["limit_s"] < options["timeout_s"]
+            self.limits_s.append(order["limit_s"])
+            self.secrets.append(order["secrets"][:2])
             if self.taken:
                 self.taken -= 1
                 return SSHResult(code=1, stdout=b"", stderr=b"it printed: Address already in use")
@@ -170,7 +175,7 @@ def test_a_pool_that_had_ray_goes_on_if_one_node_cannot_have_it_again(caplog: py
         assert (reasons, [event.engine for event in events]) == ([], ["ray"])
 
 
-def test_a_start_that_meets_a_taken_port_is_tried_again_and_leaves_no_folder() -> None:
+def test_a_start_that_meets_a_taken_port_is_tried_again_for_longer_and_leaves_no_folder() -> None:
     other = Login(has_room=True, taken=1)
     with raised(other) as (raiser, reasons, events):
         until(lambda: len(other.ends) == 1)
@@ -179,6 +184,7 @@ def test_a_start_that_meets_a_taken_port_is_tried_again_and_leaves_no_folder() -
         assert (reasons, [event.engine for event in events], raiser.is_up) == ([], ["ray"], True)
         first, second = map(os.path.basename, other.starts)
         assert first != second
+        assert other.limits_s[1] == 2 * other.limits_s[0]
         assert [os.path.basename(folder) for folder in other.ends] == [first]
 
 

@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 _NAME: Final = "ray"
 _START_S: Final = 60.0
-"""Longest time in seconds for Ray to start on a node. It takes 4 to 26 s."""
+"""Longest time in seconds for Ray to start on a node. It takes 4 to 26 s. After a failure it may take twice as long."""
 _MORE_S: Final = 10.0
 """Seconds for a login beyond what it runs."""
 _END_S: Final = 10.0
@@ -159,6 +159,7 @@ class RayRaiser:
         """Whether its thread does not run."""
         self._starts = 0
         """Starts on nodes that are under way, those of a Ray that was lost included."""
+        self._start_s = _START_S
         self.verbs: dict[str, Callable[..., object]] = {"ray_carries": self._on_carried, "ray_is_lost": self._on_lost}
         """Verbs of the head."""
         self.slow_verbs: dict[str, Callable[..., object]] = {"ray_lacks": self._on_lacking}
@@ -433,6 +434,7 @@ class RayRaiser:
             self._start_once(ray, machine)
         except (SkywardError, TimeoutError, OSError) as error:
             is_away = isinstance(error, Unreachable)  # its machine may be lost, and will be replaced then
+            self._start_s = 2 * _START_S  # a machine may be busy for long
             with self._lock:
                 failures = ray.failures[node] = ray.failures.get(node, 0) + (not is_away)
                 ray.again_at[node] = time.monotonic() + self._pause_s(failures)
@@ -486,14 +488,14 @@ class RayRaiser:
                 raise PoolClosed("Ray: has no head; open the pool again")
             self._end_one(ray.companions.pop(node, None))
         assert ray.authority is not None  # one without is not joined
-        pair = ray.authority.pair_for(here)
+        pair, limit_s = ray.authority.pair_for(here), self._start_s
         order = {
             "python": python,
             "address": "" if is_head else ray.address,
             "here": here,
             "name": ray_name(machine),
             "node": [login.watchdog, login.started],
-            "limit_s": _START_S,
+            "limit_s": limit_s,
             "is_patient": self._is_detached,
             "secrets": [ray.token, ray.authority.certificate, *pair],
         }
@@ -502,7 +504,7 @@ class RayRaiser:
             "start",
             (folder,),
             input=json.dumps(order).encode(),
-            timeout_s=_START_S + _MORE_S,
+            timeout_s=limit_s + _MORE_S,
             mark=os.path.basename(folder),
             stop=ray.ended,
         )
