@@ -112,6 +112,18 @@ def gather(
     return gathered.packed(tuple(dict.fromkeys(on_path)))
 
 
+def path_of_include(entry: str, here: str) -> str:
+    """Return the path of a file or folder that an image includes. Raises UsageError: there is none."""
+    path = os.path.realpath(os.path.join(here, os.path.expanduser(entry)))
+    if not os.path.isfile(path) and not os.path.isdir(path):
+        raise UsageError(
+            f"Image.includes={entry!r}: does not exist; correct the path, which is relative to {here}",
+            field="includes",
+            value=entry,
+        )
+    return path
+
+
 def _places(roots: list[Root], here: str) -> dict[str, str]:
     """Return the name of each folder on the node: the local one if possible, so that tracebacks look alike."""
     places: dict[str, str] = {}
@@ -164,18 +176,12 @@ class _Gathered:
 
     def include(self, entry: str, here: str) -> str:
         """Add an include of the image, even if git ignores it. Return the folder for sys.path, or ""."""
-        path = os.path.realpath(os.path.join(here, os.path.expanduser(entry)))
+        path = path_of_include(entry, here)
         inside = os.path.relpath(path, here)
         place = os.path.normpath(os.path.join(_CWD, os.path.basename(path) if inside.startswith("..") else inside))
         if os.path.isfile(path):
             self._add(path, place, None)
             return ""
-        if not os.path.isdir(path):
-            raise UsageError(
-                f"Image.includes={entry!r}: does not exist; correct the path, which is relative to {here}",
-                field="includes",
-                value=entry,
-            )
         above = rules_above(path)
         if _is_ignored(above, path, is_folder=True):
             above = []

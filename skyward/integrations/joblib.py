@@ -23,7 +23,7 @@ from typing import Any, Protocol, TypeVar
 
 from ..calls.options import CallOptions
 from ..calls.pending import PendingCompute
-from ..errors import MissingDependency
+from ..errors import MissingDependency, UsageError
 from ..wire.seen import SeenArrays
 
 try:
@@ -144,7 +144,7 @@ class SkywardBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib ships
         nesting_level: joblib's own.
 
     Raises:
-        UsageError: `retries` is out of range.
+        UsageError: `pool` is no pool, or `retries` is out of range.
 
     Example:
         with joblib.parallel_config(backend=SkywardBackend(pool=pool)):
@@ -156,6 +156,12 @@ class SkywardBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib ships
     default_n_jobs = -1
 
     def __init__(self, *, pool: Pool, retries: int = 0, nesting_level: int | None = None) -> None:
+        if not hasattr(pool, "submit_sharing"):
+            raise UsageError(
+                f"pool={pool!r}: not a pool; pass the open one: with sky.ComputePool(...) as pool",
+                field="pool",
+                value=pool,
+            )
         super().__init__(nesting_level=nesting_level)
         self.pool = pool
         self.options = CallOptions(retries=retries)

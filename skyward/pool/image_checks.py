@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 from ..core.user_lines import warn_user
 from ..errors import UsageError
@@ -30,6 +31,12 @@ def checked_spec(provider: Provider, spec: PoolSpec) -> PoolSpec:
             f"Image: {', '.join(unused)} has no effect with {provider!r}, whose nodes use this environment; "
             "install here what the calls need"
         )
+    if provider.shares_files and image.includes:  # its nodes read them where they are
+        from ..bootstrap.code import path_of_include
+
+        here = os.path.realpath(os.getcwd())
+        for entry in image.includes:
+            path_of_include(entry, here)
     if provider.shares_files or "pip" not in acting:
         return spec
     from ..bootstrap.code import gather

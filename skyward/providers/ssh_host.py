@@ -21,6 +21,7 @@ _HOST = re.compile(
     r"(?:\[(?P<ip>[^\s\[\]]+)\]|(?P<bare>[^@\s\[\]/]*:[^@\s\[\]/]*:[^@\s\[\]/]*)|(?P<host>[^:@\s\[\]/,]+))"
     r"(?::(?P<port>[0-9]+))?"
 )
+_WITH_PASSWORD = re.compile(r"(?:ssh://)?(?P<user>[^\s:/@]+):[^/]*@")
 
 
 @checked_options
@@ -91,6 +92,12 @@ def read_host(host: object, field: str) -> SSHHost:
         if not address or _is_ipv6(address):
             with contextlib.suppress(UsageError):  # it names a field that is not in the user's text
                 return SSHHost(host=address or match["host"], user=match["user"], port=int(port) if port else None)
+    if isinstance(host, str) and (found := _WITH_PASSWORD.match(host)):  # not repeated: errors go to logs
+        raise UsageError(
+            f"{field}: a password is in the host of {found['user']!r}, and logins go by keys; write "
+            f'"{found["user"]}@name", and give the key as key_file= or load it in the SSH agent',
+            field=field.rpartition(".")[2],
+        )
     raise UsageError(
         f'{field}={host!r}: not a host; write "name", "user@name", "user@name:port" or an SSHHost, and put an '
         'IPv6 address with a port in brackets: "user@[fd00::2]:22"'

@@ -255,6 +255,11 @@ def test_the_backend_may_be_given_to_one_parallel(pool: sky.ComputePool) -> None
     assert os.getpid() not in pids
 
 
+def test_an_object_that_is_no_pool_is_refused_at_once() -> None:
+    with pytest.raises(UsageError, match="pool=None: not a pool; pass the open one"), joblib_backend(None):  # type: ignore[type-var]
+        pass
+
+
 def test_bad_retries_are_refused_at_once(pool: sky.ComputePool) -> None:
     with pytest.raises(UsageError, match="retries"), joblib_backend(pool, retries=-1):
         pass

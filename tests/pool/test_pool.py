@@ -351,6 +351,11 @@ class TestOptions:
             pool.start()
         pool.close()
 
+    def test_a_file_that_an_image_includes_must_exist_here_too(self) -> None:
+        with pytest.raises(UsageError, match=r"Image.includes='nowhere': does not exist; correct the path") as refused:
+            sky.ComputePool(sky.Local(), image=sky.Image(includes=["nowhere"]), logs=False).start()
+        assert (refused.value.field, refused.value.value) == ("includes", "nowhere")
+
 
 @pytest.fixture
 def appended(tmp_path: Path) -> Path:

@@ -78,6 +78,7 @@ def test_hosts_may_be_tables_of_a_configuration_file(tmp_path: Path, monkeypatch
         ({"hosts": ["-oProxyCommand=x"]}, "SSH.hosts='-oProxyCommand=x': not a host"),
         ({"hosts": ["gpu1,gpu2"]}, "SSH.hosts='gpu1,gpu2': not a host"),
         ({"hosts": ["me@"]}, "SSH.hosts='me@': not a host"),
+        ({"hosts": ["ssh://me:s3cret@gpu1"]}, "SSH.hosts: a password is in the host of 'me', and logins go by keys"),
         ({"hosts": ["gpu1:99999"]}, "SSH.hosts='gpu1:99999': no TCP port is 99999; write one"),
         ({"hosts": ["[::1]:0"]}, "SSH.hosts='.*': no TCP port is 0"),
         ({"hosts": [{"host": "gpu1", "port": "22"}]}, "SSHHost.port='22'"),

@@ -1,4 +1,4 @@
-"""Owner of a pool: this user on this machine, identified by facts that outlive the machine's name."""
+"""Journals: their owner, known by facts that outlive the machine's name, and what other processes record."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from skyward.state import journal
-from skyward.state.journal import Owner
+from skyward.state.journal import Journal, Owner
 
 IOREG = """\
 +-o J314sAP  <class IOPlatformExpertDevice>
@@ -56,3 +56,15 @@ def test_a_mac_is_known_by_its_hardware_whatever_its_name(tmp_path: Path, monkey
         hosts.append(Owner.this_process().host)
     journal.machine_id.cache_clear()
     assert hosts[0] == hosts[1] != hosts[2]
+
+
+def test_a_journal_learns_what_another_process_has_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    mine = Journal.open_new(pool="train-1f2e3d4c", provider="aws", fields={}, scope="account")
+    (theirs,) = journal.journals(mine.pool)
+    theirs.settle(theirs.begin(offer={}, nodes=[2], at=1.0).token, ["i-1", "i-2"])
+    theirs.ended(["i-1"])
+    assert mine.living == {}
+    mine.refresh()
+    assert list(mine.living) == ["i-2"]
+    assert mine.next_token == theirs.next_token
