@@ -1,5 +1,5 @@
 # Finds a container runtime, gets the image once, and reports how to run commands in it.
-# From the client: image, folder (of this pool's node), lease_file, volumes (empty for none), limit_s.
+# From the client: image, folder (of this pool's node), lease_file, volumes and is_detached (each empty for none), limit_s.
 find_runtime() {
     why=
     for runtime in podman docker; do
@@ -46,6 +46,21 @@ get_image() {
     exit 1
 }
 
+# systemd ends the containers of an ordinary user's podman with the last login, unless the user lingers.
+ends_with_login() {
+    [ "$runtime" = podman ] && [ "$(id -u)" != 0 ] &&
+        [ "$(loginctl show-user "$(id -un)" --property=Linger --value 2>/dev/null)" = no ]
+}
+
+check_lingering() {
+    ends_with_login || return 0
+    # Only on a rented machine, which nobody else uses.
+    [ -z "$lease_file" ] || sudo -n loginctl enable-linger "$(id -un)" >/dev/null 2>&1
+    ends_with_login || return 0
+    say problem "containers of $(id -un) end with the last login, and so would a detached pool; run \`sudo loginctl enable-linger $(id -un)\` there"
+    exit 1
+}
+
 word() { say word "$1"; }
 mounted() { word "--volume=$1:$1"; }
 
@@ -53,6 +68,7 @@ find_runtime
 mkdir -p "$root" || say problem "$root: cannot create the folder; the home of $(id -un) must be writable"
 make_folder "$folder" || exit 1
 get_image
+[ -z "$is_detached" ] || check_lingering
 say runtime "$runtime"
 say id "${id#sha256:}"
 # The processes stay visible on the host, as those of other nodes. So the cache knows which environments are in use.

@@ -1,7 +1,8 @@
 """Container of a node: how commands run in it, from the first probe to the agent's end.
 
 Preparation runs each script in a container of its own, which ends with the script. The agent runs in one that lives as
-long as the node's folder, which the agent's parents remove when they end, and `undo` when a start is abandoned.
+long as the node's folder, which the agent's parents remove when they end, and `undo` when a start is abandoned. A head
+beside the node runs there too, and may outlive the agent.
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ from .scripts import Runner, script
 
 _START_LIMIT_S = 60.0
 _IDLE_ROUNDS = 30
-# It ends with the folder, and when nothing of the node runs for a minute: the client has died before the agent started.
+_NO_AGENT = 69
+"""Exit code of `node.agent.attach` without an agent."""
+# It ends with the folders of the node and of heads, and when nothing of them runs for a minute: the client has died
+# before the agent started.
 _LIVE = (
     "trap 'exit 0' TERM INT; idle=0; "
-    f'while [ -d "$1" ] && [ "$idle" -lt {_IDLE_ROUNDS} ]; do '
+    f'while [ "$idle" -lt {_IDLE_ROUNDS} ] && {{ [ -d "$1" ] || ls -d "$3"*/ >/dev/null 2>&1; }}; do '
     "sleep 2 & wait $!; "
-    'if grep -qsF "SKYWARD_NODE=$2" /proc/[0-9]*/environ; then idle=0; else idle=$((idle + 1)); fi; '
+    'if grep -qsF -e "SKYWARD_NODE=$2" -e "SKYWARD_NODE=${3##*/}" /proc/[0-9]*/environ; then idle=0; '
+    "else idle=$((idle + 1)); fi; "
     "done"
 )
 
@@ -47,10 +52,25 @@ class Container:
         """Return a line of sh that runs `command` in the container that `start` made."""
         return "exec " + shlex.join([self.runtime, "exec", "--interactive", self.name, "sh", "-c", command])
 
+    def inside_or_once(self, command: str) -> str:
+        """Return a line of sh that does what `inside` does, or `once` where the container is gone."""
+        return f"if {self._is_there}; then {self.inside(command)}; else {self.once(command)}; fi"
+
+    def channel(self, command: str) -> str:
+        """Return a line of sh that does what `inside` does, and ends as without an agent if the container is gone."""
+        inside = self.inside(command).removeprefix("exec ")
+        gone = f"{{ echo 'skyward: no agent: its container is gone' >&2; exit {_NO_AGENT}; }}"
+        return f'{inside}; code=$?; [ "$code" = 0 ] || {self._is_there} || {gone}; exit "$code"'
+
+    @property
+    def _is_there(self) -> str:
+        return f"{self.runtime} container inspect {shlex.quote(self.name)} >/dev/null 2>&1 </dev/null"
+
     def start(self, run: Runner, path: str) -> None:
         """Start the container, which lives as long as the folder at `path`. Raises ProviderError."""
         words = [self.runtime, "run", "--rm", "--detach", f"--name={self.name}", *self.options, self.image_id]
-        done = run("exec " + shlex.join([*words, "-c", _LIVE, "sh", path, self.folder]), timeout_s=_START_LIMIT_S)
+        words += ["-c", _LIVE, "sh", path, self.folder, f"{path.rsplit('-', 2)[0]}-head-"]
+        done = run("exec " + shlex.join(words), timeout_s=_START_LIMIT_S)
         if done.code:
             raise ProviderError(
                 f"{self.runtime} run: exited with code {done.code} ({done.error_text}); log in there, and run "
@@ -60,14 +80,32 @@ class Container:
 
 
 def find_container(
-    run: Runner, image: str, *, folder: str, lease_file: str, has_volumes: bool, limit_s: float
+    run: Runner,
+    image: str,
+    *,
+    folder: str,
+    lease_file: str,
+    has_volumes: bool,
+    is_detached: bool,
+    limit_s: float,
 ) -> Container:
-    """Get the image on a machine, and return how to run commands in it. Raises ProviderError."""
+    """Get the image on a machine, and return how to run commands in it. Raises ProviderError.
+
+    Args:
+        run: Runs commands on the machine.
+        image: Name of the image.
+        folder: Name of the node's folder.
+        lease_file: File of a rented machine's lease; empty for none.
+        has_volumes: Whether the node has volumes.
+        is_detached: Whether the container must outlive the logins of its user.
+        limit_s: Time limit in seconds.
+    """
     variables = {
         "image": image,
         "folder": folder,
         "lease_file": lease_file,
         "volumes": "yes" if has_volumes else "",
+        "is_detached": "yes" if is_detached else "",
         "limit_s": str(int(limit_s)),
     }
     done = run("exec sh -s", input=script(("node.sh", "container.sh"), variables), timeout_s=limit_s)

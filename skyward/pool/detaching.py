@@ -264,8 +264,6 @@ def check_detached(
         raise refuse("a detached pool has a fixed number of nodes so far; set nodes=4, for example, or omit it")
     if rests:
         raise refuse("a detached pool cannot rest; omit idle_timeout_s")
-    if spec.image.container:
-        raise refuse("not supported with Image.container so far; use pip= in the image instead")
 
 
 def _refuse_second(name: str) -> None:

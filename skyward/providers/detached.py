@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from ..bootstrap.containers import Container
 from ..ssh import HostKeys, SSHTarget, connect
 from ..ssh.connect import Transport
 from ..values.machine import Machine
@@ -29,6 +30,7 @@ def describe_machine(machine: Machine) -> dict[str, Any]:
         "root": handle.root,
         "cwd": handle.cwd,
         "place": asdict(handle.place),
+        "container": None if handle.container is None else asdict(handle.container),
     }
 
 
@@ -38,7 +40,7 @@ def reach_machine(description: dict[str, Any], transport: Transport | None) -> M
     Raises:
         Unreachable, AuthFailed, HostKeyUnknown, HostKeyChanged: It cannot be logged in to.
     """
-    place = description["place"]
+    place, container = description["place"], description.get("container")  # versions before 2026-12 have none
     target = place["target"]
     keys = target["host_keys"]
     here = SSHTarget(**{**target, "host_keys": HostKeys(**{**keys, "keys": tuple(keys["keys"])})})
@@ -53,6 +55,7 @@ def reach_machine(description: dict[str, Any], transport: Transport | None) -> M
         root=description["root"],
         cwd=description["cwd"],
         place=Place(**{**place, "target": here}),
+        container=None if container is None else Container(**{**container, "options": tuple(container["options"])}),
     )
     return machine_at(
         handle,

@@ -108,7 +108,7 @@ class RemoteNodeHandle:
         """Run a function of skyward; see `NodeLogin`."""
         line = python_line(self.python, self.path, name, arguments, module=module)
         line = marked(line, mark) if mark else line
-        line = self.container.inside(line) if self.container else line
+        line = self.container.inside_or_once(line) if self.container else line
         return self.connection.run(line, input=input, timeout_s=timeout_s, stop=stop)
 
     def prepare(self, image: Image, folder: str, *, stop: threading.Event) -> tuple[str, str]:
@@ -142,7 +142,7 @@ class RemoteNodeHandle:
         """Return a command to a socket; see `NodeLogin`."""
         *before, python = self.python
         line = "exec " + shlex.join([*before, *attach.command(python, self.root, socket_path)])
-        return tuple(self.connection.argv(self.container.inside(line) if self.container else line))
+        return tuple(self.connection.argv(self.container.channel(line) if self.container else line))
 
     def undo(self, mark: str) -> None:
         """Kill what was begun with a mark; see `NodeLogin`."""
@@ -322,6 +322,7 @@ class NodeSetup:
                 folder=folder,
                 lease_file=self._orders.lease_file,
                 has_volumes=bool(self._orders.spec.volumes),
+                is_detached=self._orders.spec.is_detached,
                 limit_s=image.bootstrap_timeout_s,
             )
         self._runtime = container.runtime

@@ -20,23 +20,30 @@ esac
 """
 
 
-def machine(folder: Path, **runtimes: str) -> ScratchNode:
-    """Return a machine with these runtimes only, each a script."""
+def machine(folder: Path, **scripts: str) -> ScratchNode:
+    """Return a machine with the programs of this one and these scripts, but no other runtime."""
     node = ScratchNode(folder)
     for path in (*Path("/bin").iterdir(), *Path("/usr/bin").iterdir()):
         link = node.bin / path.name
-        if path.name not in ("podman", "docker", "apt-get", "sudo") and not os.path.lexists(link):
+        if path.name not in ("podman", "docker", "apt-get", "sudo", *scripts) and not os.path.lexists(link):
             link.symlink_to(path)
-    for name, text in runtimes.items():
+    for name, text in scripts.items():  # never through a link: the program of this machine is behind it
+        assert not (node.bin / name).is_symlink()
         (node.bin / name).write_text(text)
         (node.bin / name).chmod(0o755)
     node.variables["PATH"] = str(node.bin)
     return node
 
 
-def find(node: ScratchNode, *, has_volumes: bool = False, lease_file: str = "") -> Container:
+def find(node: ScratchNode, *, has_volumes: bool = False, is_detached: bool = False, lease_file: str = "") -> Container:
     return find_container(
-        node, "debian:12", folder="pool-0-a", lease_file=lease_file, has_volumes=has_volumes, limit_s=20
+        node,
+        "debian:12",
+        folder="pool-0-a",
+        lease_file=lease_file,
+        has_volumes=has_volumes,
+        is_detached=is_detached,
+        limit_s=20,
     )
 
 
@@ -80,3 +87,23 @@ def test_the_folder_of_volumes_is_mounted_if_there_are_any(tmp_path: Path) -> No
     assert mount not in find(node).options
     assert mount in find(node, has_volumes=True).options
     assert data.is_dir()
+
+
+def test_containers_that_end_with_the_login_are_refused_for_a_detached_pool(tmp_path: Path) -> None:
+    lingers = tmp_path / "lingers"
+    who = '#!/bin/sh\n[ "$1" = -un ] && echo me || echo 1000\n'
+    loginctl = f"""#!/bin/sh
+[ "$1" = show-user ] && if [ -e {lingers} ]; then echo yes; else echo no; fi
+[ "$1" != enable-linger ] || echo "$2" >{lingers}
+"""
+    node = machine(tmp_path, podman=WORKS, id=who, loginctl=loginctl, sudo='#!/bin/sh\nshift\nexec "$@"\n')
+    assert find(node).runtime == "podman"
+    with pytest.raises(
+        ProviderError, match=r"of me end with the last login.*; run `sudo loginctl enable-linger me` there"
+    ):
+        find(node, is_detached=True)
+    assert not lingers.exists(), "a user's own host is left as it is"
+    assert find(node, is_detached=True, lease_file=str(tmp_path / "lease")).runtime == "podman"
+    assert lingers.read_text() == "me\n"
+    docker = machine(tmp_path / "docker", docker=WORKS, id=who, loginctl="#!/bin/sh\necho no\n")
+    assert find(docker, is_detached=True).runtime == "docker"

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import skyward as sky
-from skyward.errors import ProviderError
+from skyward.errors import ProviderError, UsageError
 from tests.hosts.containers import IMAGE, Podman, software_of_podman
 from tests.hosts.ec2 import Ec2
 from tests.hosts.faults import ray_processes
@@ -100,6 +100,63 @@ def test_a_killed_client_leaves_no_container(host: Hosts, podman: Podman) -> Non
         finally:
             client.kill()
     until(lambda: podman.containers() == [], within_s=60)
+
+
+DETACHED = """
+import sys, time, skyward as sky
+hosts, image = sky.SSH(hosts=["host0"], config_file=sys.argv[1]), sky.Image(container=sys.argv[2])
+pool = sky.ComputePool(
+    hosts, image=image, name="boxed", detached_for_s=float(sys.argv[3]), concurrency=2, logs=False, console=False
+).start()
+futures = [sky.compute(lambda number: time.sleep(3) or number)(number) > pool for number in range(2)]
+while not all(future.running() for future in futures):
+    time.sleep(0.01)
+print("sent", flush=True)
+time.sleep(600)
+"""
+
+
+def kill_program_with_detached_pool(host: Hosts, for_s: float) -> None:
+    command = [sys.executable, "-c", DETACHED, host.config, IMAGE, str(for_s)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as client:
+        try:
+            assert client.stdout is not None
+            assert client.stdout.readline() == b"sent\n"
+        finally:
+            client.kill()
+
+
+def test_a_detached_pool_outlives_its_program_and_its_head_the_agent(
+    host: Hosts, podman: Podman, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    kill_program_with_detached_pool(host, 600.0)
+    pool = sky.ComputePool.attach("boxed", logs=False, console=False)
+    first, second = pool.calls()
+    assert pool.future(first).result(60) == 0
+    until(lambda: all(call.state == "done" for call in pool.calls()))
+    assert "mnt" not in root_of() >> pool
+    pool.detach()
+    (name,) = podman("ps", "--format", "{{.Names}}").split()
+    agent = parents_and_agent(name)[-1]
+    os.kill(agent, signal.SIGKILL)
+    until(lambda: not os.path.exists(f"/proc/{agent}"))
+    with sky.ComputePool.attach("boxed", logs=False, console=False) as pool:
+        assert pool.future(second).result(60) == 1, "the head keeps the values, and its container goes on"
+    until(lambda: podman.containers() == [])
+    with pytest.raises(UsageError, match=r"'boxed'.* ended on .*, because its program closed it"):
+        sky.ComputePool.attach("boxed")
+
+
+def test_a_detached_pool_that_has_ended_with_its_container_says_why(
+    host: Hosts, podman: Podman, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    kill_program_with_detached_pool(host, 1.0)
+    until(lambda: podman.containers() == [])
+    with pytest.raises(UsageError, match=r"'boxed'.* ended on .*, because no client came for 1\.0 s"):
+        sky.ComputePool.attach("boxed")
+    assert podman.containers() == []
 
 
 @pytest.mark.parametrize("index", range(3), ids=["standby", "watchdog", "agent"])

@@ -35,10 +35,6 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({"provider": sky.Local(), "detached_for_s": 60, "name": "a"}, "not supported with local"),
         ({"provider": SSH, "nodes": (1, 2), "detached_for_s": 60, "name": "a"}, "has a fixed number of nodes so far"),
         ({"provider": SSH, "idle_timeout_s": 9, "detached_for_s": 60, "name": "a"}, "omit idle_timeout_s"),
-        (
-            {"provider": SSH, "image": sky.Image(container="debian"), "detached_for_s": 60, "name": "a"},
-            "not supported with Image.container",
-        ),
     ],
 )
 def test_an_illegal_detached_pool_is_refused_before_anything_starts(options: dict[str, Any], problem: str) -> None:
