@@ -1,4 +1,7 @@
-"""File by which another machine, or another account, attaches to a detached pool. It holds the key of the pool."""
+"""File by which another machine, or another account, attaches to a detached pool. It holds the key of the pool.
+
+For rented machines it also holds the journal: by that they are terminated, and their private key is beside it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ from ..core.ownership import check_file
 from ..errors import UsageError
 from ..state import detached
 from ..state.detached import DetachedPool
+from ..state.journal import Journal, journals
 
+_JOURNAL = "journal"
+"""Field of the file with the files of a journal."""
 _PATHS = ("key_file", "config_file")
 """Fields with a path of the machine that opened the pool."""
 
@@ -28,12 +34,18 @@ def export(name: str, path: str | os.PathLike[str]) -> None:
         UsageError: There is no such pool, or the file cannot be written.
     """
     pool = detached.find(name)
-    if pool.spending:  # the private key of its machines, and the record by which they are terminated, are here
-        raise _refuse(path, f"{pool.name} has rented machines, to which only this machine attaches; attach here")
+    content = asdict(pool)
+    if identifier := pool.machine.get("journal"):
+        journal = next((journal for journal in journals(pool.pool) if journal.id == identifier), None)
+        if journal is None:
+            raise _refuse(
+                path, f"{pool.name} has no record of its machines anymore, so they have ended; open a new one"
+            )
+        content[_JOURNAL] = journal.packed()
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with open(fd, "w", encoding="utf-8") as file:
-            json.dump(asdict(pool), file)
+            json.dump(content, file)
     except FileExistsError as error:
         raise _refuse(path, "exists already; remove it, or choose another name") from error
     except OSError as error:
@@ -50,17 +62,23 @@ def adopt(path: str | os.PathLike[str]) -> DetachedPool:
     Raises:
         UsageError: The file cannot be read, others may read it, or the pool has ended.
     """
-    pool = _read(path)
+    pool, journal = _read(path)
     for known in detached.detached_pools():
         if known.pool == pool.pool:
             if known.has_ended:
                 raise detached.refuse_ended(known)
             return known
+    if journal:
+        try:
+            Journal.unpack(pool.pool, pool.machine["journal"], journal)
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise _no_file_of_a_pool(path) from error
     detached.record(pool)
     return pool
 
 
-def _read(path: str | os.PathLike[str]) -> DetachedPool:
+def _read(path: str | os.PathLike[str]) -> tuple[DetachedPool, dict[str, str]]:
+    """Return the pool, and the files of its journal; none if nothing is rented."""
     check_file(os.fspath(path), "file")
     try:
         with open(path, encoding="utf-8") as file:
@@ -69,14 +87,17 @@ def _read(path: str | os.PathLike[str]) -> DetachedPool:
         advice = "write it with `skyward ps NAME --export FILE` on the machine that opened the pool, and copy it here"
         raise _refuse(path, f"cannot be read: {error.strerror}; {advice}") from error
     try:
-        pool = detached.pool_of(_without_missing_paths(json.loads(text)))
+        content = json.loads(text)
+        pool, journal = detached.pool_of(_without_missing_paths(content)), content.get(_JOURNAL, {})
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise _refuse(
-            path, "is not a file of a detached pool; write it again with `skyward ps NAME --export FILE`"
-        ) from error
+        raise _no_file_of_a_pool(path) from error
     if mode & 0o077:
         raise _refuse(path, f"has the key of a pool, and others may use it (mode {mode:o}); run `chmod 600 {path}`")
-    return pool
+    return pool, journal
+
+
+def _no_file_of_a_pool(path: str | os.PathLike[str]) -> UsageError:
+    return _refuse(path, "is not a file of a detached pool; write it again with `skyward ps NAME --export FILE`")
 
 
 def _without_missing_paths(value: Any) -> Any:

@@ -190,11 +190,12 @@ class CloudProvider(abc.ABC):
         if why := self._why_over(journal, instance, attempt):
             raise MachineGone(f"its machine {instance} is gone ({why})")
         offer = Offer(provider=self.name, vcpus=0, memory_gib=0.0, **attempt.offer)
+        here = _with_files_of(journal, description)
         try:
-            machine = reach_machine(description, None)
+            machine = reach_machine(here, None)
         except Unreachable:
             self._let_in(journal, attempt, offer)
-            machine = reach_machine(description, None)
+            machine = reach_machine(here, None)
         rental = Rental(instance=instance, journal=journal, emit=emit, inner=machine.handle)
         return replace(machine, offer=offer, handle=rental)
 
@@ -333,6 +334,17 @@ class CloudProvider(abc.ABC):
         finally:
             with _registry_lock:
                 _closing.pop(journal.pool, None)
+
+
+def _with_files_of(journal: Journal, description: dict[str, Any]) -> dict[str, Any]:
+    """Return the description of a node with the paths of this machine, which may have got the journal from another."""
+    place = description["place"]
+    target = place["target"]
+    keys = target["host_keys"]
+    if keys["file"]:
+        keys = {**keys, "file": f"{journal.folder}/known_hosts"}
+    target = {**target, "key_file": f"{journal.folder}/key", "host_keys": keys}
+    return {**description, "place": {**place, "target": target}}
 
 
 # One entry per pool with machines in this process. Locked, because other threads launch replacements.

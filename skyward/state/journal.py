@@ -21,7 +21,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, field, replace
 from typing import Any
 
@@ -196,6 +196,50 @@ class Journal:
         for record in records[1:]:
             journal._apply(record)
         return journal
+
+    # Copies ---------------------------------------------------------------------------------------------------------
+
+    def packed(self) -> dict[str, str]:
+        """Return its files as text by their names, for `unpack` on another machine. One is the machines' private key.
+
+        Raises:
+            UsageError: They cannot be read.
+        """
+        packed = {}
+        try:
+            for name in sorted(os.listdir(self.folder)):
+                with open(os.path.join(self.folder, name), encoding="utf-8") as file:
+                    packed[name] = file.read()
+        except (OSError, ValueError) as error:
+            raise UsageError(f"state folder: {self.folder} cannot be read: {error}; check its permissions") from error
+        return packed
+
+    @staticmethod
+    def unpack(pool: str, identifier: str, packed: Mapping[str, str]) -> None:
+        """Write the files of another machine's journal, unless they are here. This process owns the copy.
+
+        So it is left over once the pool has ended, like that of any process which has died.
+
+        Raises:
+            UsageError: They cannot be written.
+            ValueError, KeyError: They are not those of a journal.
+        """
+        folder = os.path.join(_pools(), f"{pool}.{identifier}")
+        if any(os.path.basename(name) != name for name in (f"{pool}.{identifier}", *packed)):
+            raise ValueError("not names of files")  # words: ok, the caller words it
+        first, *others = packed[_FILE].strip().split("\n")
+        head = {**json.loads(first), "owner": asdict(Owner.this_process())}
+        files = {**packed, _FILE: "\n".join([json.dumps(head), *others])}
+        if os.path.exists(os.path.join(folder, _FILE)):
+            return
+        try:
+            make_private_folder(folder)
+            for name in sorted(files, key=lambda name: name == _FILE):  # the records last: they make it a journal
+                fd = os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+                with open(fd, "w", encoding="utf-8") as file:
+                    file.write(files[name])
+        except OSError as error:
+            raise UsageError(f"state folder: {folder} cannot be written: {error.strerror}; check the disk") from error
 
     # Records --------------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ import skyward as sky
 from skyward.cli import main
 from skyward.errors import NodeLost, UsageError
 from skyward.state import detached
+from skyward.state.journal import journals
 from tests.hosts.bed import ROOT
 from tests.hosts.ec2 import Ec2, Machine
 from tests.hosts.faults import client_processes, kill
@@ -67,6 +68,14 @@ with open(said + ".new", "w") as file:
     file.write(repr([pool.cost_usd for pool, _ in pools]))
 os.rename(said + ".new", said)
 time.sleep(600)
+"""
+
+ELSEWHERE = """
+import os, sys
+import skyward as sky
+
+with sky.ComputePool.attach(file=sys.argv[1], logs=False, console=False) as pool:
+    print(pool.engine, *sky.compute(lambda: os.uname().nodename)() @ pool, pool.cost_usd)
 """
 
 # By value, because this module is not on the nodes.
@@ -175,7 +184,9 @@ def test_pools_of_a_killed_client_go_on_until_they_are_closed_or_taken_down(
     assert "because of `skyward down`" in capsys.readouterr().err
 
 
-def test_several_machines_go_on_and_the_next_program_replaces_one_that_is_lost(ec2: Ec2, killed: Killed) -> None:
+def test_several_machines_go_on_and_the_next_program_replaces_one_that_is_lost(
+    ec2: Ec2, killed: Killed, tmp_path: Path
+) -> None:
     (cost,) = killed("train,600,50,3")
     known = detached.living("train")
     assert known is not None
@@ -198,11 +209,25 @@ def test_several_machines_go_on_and_the_next_program_replaces_one_that_is_lost(e
     assert len(running(ec2)) == 3
     assert sorted(names) == sorted(machine.name for machine in ec2.machines("running"))
     pool.detach()
-    with sky.ComputePool.attach("train", logs=False, console=False) as pool:
-        assert pool.engine == "ray", "it carried the calls to all nodes when the program left"
-        assert where() @ pool == names
-        assert pool.cost_usd > cost
+    file = tmp_path / "train.pool"
+    assert main(["ps", "train", "--export", str(file)]) == 0
+    engine, *others, spent = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, file],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path / "elsewhere")},
+        timeout=120,
+        check=True,
+    ).stdout.split()
+    assert engine == "ray", "it carried the calls to all nodes when the program left"
+    assert others == names
+    assert float(spent) > cost
     assert ec2.left() == []
+    with pytest.raises(UsageError, match=r"'train'.* ended on .* is gone"):
+        sky.ComputePool.attach("train")
+    assert main(["gc"]) == 0
+    assert journals() == []
 
 
 def test_a_pool_that_nobody_attaches_to_terminates_its_machines_when_time_or_money_is_over(

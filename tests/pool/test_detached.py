@@ -15,6 +15,7 @@ from skyward.pool.attach_file import adopt, export
 from skyward.pool.detaching import attachable
 from skyward.state import detached
 from skyward.state.detached import DetachedPool
+from skyward.state.journal import Journal, Owner, journals
 from skyward.wire.frames import PROTOCOL_VERSION
 
 SSH = sky.SSH(hosts=["gpu1", "gpu2"])
@@ -100,9 +101,6 @@ def test_a_file_of_a_pool_is_private_and_makes_it_known_elsewhere(
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     with pytest.raises(UsageError, match="file='.*': exists already"):
         export("train", file)
-    detached.record(a_pool(pool="rented-1f2e3d4c", name="rented", spending={"ended_usd": 0.0, "running": {}}))
-    with pytest.raises(UsageError, match="rented has rented machines, to which only this machine attaches"):
-        export("rented", tmp_path / "rented.pool")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
     pool = adopt(file)
     assert pool.key == "secret"
@@ -124,6 +122,35 @@ def test_a_file_of_a_pool_is_private_and_makes_it_known_elsewhere(
         adopt(tmp_path / "other.pool")
     with pytest.raises(UsageError, match=r"takes the name of a pool or file="):
         sky.ComputePool.attach()
+
+
+def test_a_file_of_a_pool_with_rented_machines_has_their_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal.open_new(pool="rented-1f2e3d4c", provider="aws", fields={}, scope="account")
+    journal.settle(journal.begin(offer={}, nodes=[0], at=1.0).token, ["i-1"])
+    Path(journal.folder, "key").write_text("private")
+    detached.record(a_pool(pool=journal.pool, name="rented", machine={"node": 0, "journal": journal.id}))
+    detached.record(a_pool(pool="over-1f2e3d4c", name="over", machine={"node": 0, "journal": "0123"}))
+    file = tmp_path / "rented.pool"
+    export("rented", file)
+    with pytest.raises(UsageError, match="over has no record of its machines anymore, so they have ended; open a new"):
+        export("over", tmp_path / "over.pool")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
+    text = file.read_text()
+    file.write_text(text.replace('"key":', '"../key":'))
+    with pytest.raises(UsageError, match="is not a file of a detached pool"):
+        adopt(file)
+    assert not (tmp_path / "elsewhere").exists()
+    file.write_text(text)
+    adopt(file)
+    (copy,) = journals(journal.pool)
+    assert copy.folder.startswith(str(tmp_path / "elsewhere"))
+    assert (copy.id, list(copy.living)) == (journal.id, ["i-1"])
+    assert copy.owner == Owner.this_process(), "so that it is known to be left over, once the pool has ended"
+    key = Path(copy.folder, "key")
+    assert (key.read_text(), stat.S_IMODE(key.stat().st_mode)) == ("private", 0o600)
+    adopt(file)
 
 
 def test_a_head_of_another_version_names_the_version_to_install() -> None:
