@@ -49,13 +49,13 @@ get_image() {
 # systemd ends the containers of an ordinary user's podman with the last login, unless the user lingers.
 ends_with_login() {
     [ "$runtime" = podman ] && [ "$(id -u)" != 0 ] &&
-        [ "$(loginctl show-user "$(id -un)" --property=Linger --value 2>/dev/null)" = no ]
+        [ "$(loginctl show-user "$(id -un)" --property=Linger --value 2>/dev/null </dev/null)" = no ]
 }
 
 check_lingering() {
     ends_with_login || return 0
     # Only on a rented machine, which nobody else uses.
-    [ -z "$lease_file" ] || sudo -n loginctl enable-linger "$(id -un)" >/dev/null 2>&1
+    [ -z "$lease_file" ] || sudo -n loginctl enable-linger "$(id -un)" >/dev/null 2>&1 </dev/null
     ends_with_login || return 0
     say problem "containers of $(id -un) end with the last login, and so would a detached pool; run \`sudo loginctl enable-linger $(id -un)\` there"
     exit 1

@@ -54,17 +54,19 @@ class Container:
 
     def inside_or_once(self, command: str) -> str:
         """Return a line of sh that does what `inside` does, or `once` where the container is gone."""
-        return f"if {self._is_there}; then {self.inside(command)}; else {self.once(command)}; fi"
+        return f"if {self._is_gone}; then {self.once(command)}; else {self.inside(command)}; fi"
 
     def channel(self, command: str) -> str:
         """Return a line of sh that does what `inside` does, and ends as without an agent if the container is gone."""
         inside = self.inside(command).removeprefix("exec ")
-        gone = f"{{ echo 'skyward: no agent: its container is gone' >&2; exit {_NO_AGENT}; }}"
-        return f'{inside}; code=$?; [ "$code" = 0 ] || {self._is_there} || {gone}; exit "$code"'
+        tell = f"echo 'skyward: no agent: its container is gone' >&2; exit {_NO_AGENT}"
+        return f'{inside}; code=$?; if [ "$code" != 0 ] && {self._is_gone}; then {tell}; fi; exit "$code"'
 
     @property
-    def _is_there(self) -> str:
-        return f"{self.runtime} container inspect {shlex.quote(self.name)} >/dev/null 2>&1 </dev/null"
+    def _is_gone(self) -> str:
+        """Condition of sh. A runtime that fails to answer proves nothing."""
+        running = shlex.join([self.runtime, "ps", "--quiet", "--filter", f"name=^/?{self.name}$"])
+        return f'ids=$({running} 2>/dev/null </dev/null) && [ -z "$ids" ]'
 
     def start(self, run: Runner, path: str) -> None:
         """Start the container, which lives as long as the folder at `path`. Raises ProviderError."""

@@ -210,16 +210,15 @@ class Detachment:
         assert self._source is not None
         assert self._engine is not None
         assert self.known is not None
+        spending, lasts_s = machines.spending, machines.lasts_alone_s
         others = [machine for machine in machines if machine.node != self.known.machine["node"]]
         if others:  # else the pool is about to end, or this program has left it
             places = {place["node"]: place for place in self.known.others}
             places |= {machine.node: self._source.describe(machine) for machine in others}
-            self.known = replace(
-                self.known, others=tuple(places[node] for node in sorted(places)), spending=machines.spending
-            )
+            self.known = replace(self.known, others=tuple(places[node] for node in sorted(places)), spending=spending)
             detached.record(self.known)
             machines.leave_keeper()
-            if (lasts_s := machines.lasts_alone_s) is not None:
+            if lasts_s is not None:
                 self._engine.limit(lasts_s)  # an earlier limit holds until the head has it
 
     def extend(self, seconds: float) -> None:
@@ -255,6 +254,8 @@ def check_detached(
 
     if not name:
         raise refuse('needs a name, by which clients attach; set name="train", for example')
+    if hasattr(provider, "entries"):
+        raise refuse("not supported with several sources, regions or accelerators so far; name one of each, or omit it")
     if as_detachable(provider) is None:
         raise refuse(
             f"not supported with {provider.name}, so far only with sky.SSH(hosts=[...]) and sky.AWS(); use one of "

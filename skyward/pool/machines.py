@@ -152,10 +152,10 @@ class PoolMachines:
             reach: Connects to them. It gets the function that receives their events.
             spending: Their cost so far: what `spending` of that process was.
         """
+        if self._spending is not None:
+            self._spending.resume(spending)  # first: it hears of machines that have ended meanwhile
         machines = reach(self._emit)
         self._machines = {machine.node: machine for machine in machines}
-        if self._spending is not None:
-            self._spending.resume(spending)
         self._on_changed(machines)
 
     @property
@@ -171,7 +171,7 @@ class PoolMachines:
         """
         if self._spending is None or self._rented is None:
             return None
-        return self._spending.lasts_s(max(machine.lease_s for machine in self) + self._rented.ending_s)
+        return self._spending.lasts_s(max((machine.lease_s for machine in self), default=0.0) + self._rented.ending_s)
 
     def outlive_client(self) -> None:
         """Let the nodes go on when this process dies. Their head renews their leases instead of the keeper."""

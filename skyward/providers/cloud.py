@@ -185,9 +185,13 @@ class CloudProvider(abc.ABC):
         instance = description["instance"]
         journal = self._known_journal(description["journal"])
         attempt = None if journal is None else journal.living.get(instance)
+        over = InstanceTerminated(node=description["node"], instance=instance)
         if journal is None or attempt is None:
+            emit(over)
             raise MachineGone(f"its machine {instance} was terminated")
         if why := self._why_over(journal, instance, attempt):
+            journal.ended([instance])
+            emit(over)
             raise MachineGone(f"its machine {instance} is gone ({why})")
         offer = Offer(provider=self.name, vcpus=0, memory_gib=0.0, **attempt.offer)
         here = _with_files_of(journal, description)

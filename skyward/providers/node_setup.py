@@ -108,7 +108,8 @@ class RemoteNodeHandle:
         """Run a function of skyward; see `NodeLogin`."""
         line = python_line(self.python, self.path, name, arguments, module=module)
         line = marked(line, mark) if mark else line
-        line = self.container.inside_or_once(line) if self.container else line
+        if self.container is not None:  # what is marked goes on in there; the rest reads, or removes what is left
+            line = self.container.inside(line) if mark else self.container.inside_or_once(line)
         return self.connection.run(line, input=input, timeout_s=timeout_s, stop=stop)
 
     def prepare(self, image: Image, folder: str, *, stop: threading.Event) -> tuple[str, str]:

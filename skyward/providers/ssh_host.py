@@ -21,7 +21,7 @@ _HOST = re.compile(
     r"(?:\[(?P<ip>[^\s\[\]]+)\]|(?P<bare>[^@\s\[\]/]*:[^@\s\[\]/]*:[^@\s\[\]/]*)|(?P<host>[^:@\s\[\]/,]+))"
     r"(?::(?P<port>[0-9]+))?"
 )
-_WITH_PASSWORD = re.compile(r"(?:ssh://)?(?P<user>[^\s:/@]+):[^/]*@")
+_WITH_PASSWORD = re.compile(r"(?:ssh://)?(?P<user>[^\s:/@,]+):[^,]*@")
 
 
 @checked_options

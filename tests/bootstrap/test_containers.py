@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -107,3 +108,30 @@ def test_containers_that_end_with_the_login_are_refused_for_a_detached_pool(tmp_
     assert lingers.read_text() == "me\n"
     docker = machine(tmp_path / "docker", docker=WORKS, id=who, loginctl="#!/bin/sh\necho no\n")
     assert find(docker, is_detached=True).runtime == "docker"
+
+
+@pytest.mark.parametrize(
+    ("ends", "lists", "code", "way"),
+    [(0, "exit 1", 0, "exec"), (3, "exit 1", 3, "exec"), (3, "echo 0123", 3, "exec"), (3, "exit 0", 69, "run")],
+    ids=["well", "silent", "there", "gone"],
+)
+def test_only_a_container_that_the_runtime_does_not_list_is_gone(
+    tmp_path: Path, ends: int, lists: str, code: int, way: str
+) -> None:
+    podman = f"""#!/bin/sh
+case "$1" in
+ps) cat; {lists} ;;
+*) echo "$1"; cat; exit {ends} ;;
+esac
+"""
+    node = machine(tmp_path, podman=podman)
+    container = Container(runtime="podman", image_id="0123", options=(), folder="pool-0-a")
+
+    def run(line: str) -> tuple[int, str]:
+        done = subprocess.run(
+            ["sh", "-c", line], input="in", env=node.variables, capture_output=True, text=True, check=False
+        )
+        return done.returncode, done.stdout
+
+    assert run(container.channel("true")) == (code, "exec\nin")
+    assert run(container.inside_or_once("true")) == (ends, f"{way}\nin"), "what is read is not taken from the command"

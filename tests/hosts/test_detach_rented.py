@@ -209,6 +209,9 @@ def test_several_machines_go_on_and_the_next_program_replaces_one_that_is_lost(
     assert len(running(ec2)) == 3
     assert sorted(names) == sorted(machine.name for machine in ec2.machines("running"))
     pool.detach()
+    known = detached.living("train")
+    assert known is not None
+    assert set(known.spending["running"]) == running(ec2), "one that has ended costs nothing more"
     file = tmp_path / "train.pool"
     assert main(["ps", "train", "--export", str(file)]) == 0
     engine, *others, spent = subprocess.run(

@@ -35,6 +35,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({"provider": SSH, "detached_for_s": 60}, 'needs a name, by which clients attach; set name="train"'),
         ({"provider": sky.Local(), "detached_for_s": 60, "name": "a"}, "not supported with local"),
         ({"provider": SSH, "nodes": (1, 2), "detached_for_s": 60, "name": "a"}, "has a fixed number of nodes so far"),
+        ({"any_of": [SSH, sky.AWS()], "detached_for_s": 60, "name": "a"}, "not supported with several sources"),
         ({"provider": SSH, "idle_timeout_s": 9, "detached_for_s": 60, "name": "a"}, "omit idle_timeout_s"),
     ],
 )

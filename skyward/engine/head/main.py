@@ -68,7 +68,7 @@ def main() -> int:
         _say(f"cannot start: {config.folder} cannot be used: {error.strerror or error}; free disk space")
         return 1
     if not config.starter:
-        lease = Lease(config.lease_s)
+        lease = Lease(config.lease_s, config.lease_file)
         # Its watchdog holds the listener too, so that clients find the next process at the same socket.
         is_detached = bool(config.detached_for_s)
         return guard(lambda: _run(config, listener, path, lease), lease, config.folder, restarts=is_detached)

@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 _NAME: Final = "ray"
 _START_S: Final = 60.0
-"""Longest time in seconds for Ray to start on a node. It takes 4 to 26 s. After a failure it may take twice as long."""
+"""Longest time in seconds for Ray to start on a node, which takes 4 to 26 s. After a failure anywhere it is doubled."""
 _MORE_S: Final = 10.0
 """Seconds for a login beyond what it runs."""
 _END_S: Final = 10.0
