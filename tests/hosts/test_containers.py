@@ -117,7 +117,7 @@ time.sleep(600)
 
 
 def kill_program_with_detached_pool(host: Hosts, for_s: float) -> None:
-    command = [sys.executable, "-c", DETACHED, host.config, IMAGE, str(for_s)]
+    command = [sys.executable, "-c", DETACHED, str(host.config), IMAGE, str(for_s)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as client:
         try:
             assert client.stdout is not None
