@@ -26,7 +26,7 @@ from Python: sky.ComputePool.attach("train").calls()
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pool", metavar="POOL", nargs="?", help="name of a detached pool")
     parser.add_argument("--from", dest="file", metavar="FILE", help="file of a detached pool, instead of its name")
-    parser.add_argument("--export", metavar="FILE", help="write such a file, which has the key of the pool")
+    parser.add_argument("--export", metavar="FILE", help="write such a file, with the keys of pool and rented machines")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

@@ -160,6 +160,7 @@ class RayRaiser:
         self._starts = 0
         """Starts on nodes that are under way, those of a Ray that was lost included."""
         self._start_s = _START_S
+        """Time limit of the next start in seconds."""
         self.verbs: dict[str, Callable[..., object]] = {"ray_carries": self._on_carried, "ray_is_lost": self._on_lost}
         """Verbs of the head."""
         self.slow_verbs: dict[str, Callable[..., object]] = {"ray_lacks": self._on_lacking}
