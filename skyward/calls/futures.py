@@ -157,7 +157,7 @@ class Future(concurrent.futures.Future[T]):
         """Make a future. `call_id` is the engine's number of the call, 0 for several; `stop` and `lead` receive it."""
         # The fields of the standard future. Its own `__init__` would also make a condition, which consists of nine
         # objects: most of what the garbage collector has to visit while thousands of futures wait. So a change of the
-        # state needs `undecoded.brief` while there is no condition, and the condition once there is one.
+        # state needs `undecoded.brief`, and the condition too once there is one and somebody has to be told.
         self._state = _PENDING
         self._result: Any = None
         self._exception: BaseException | None = None
@@ -238,14 +238,14 @@ class Future(concurrent.futures.Future[T]):
                 self._state = state
                 return True
         with self._made_condition:
-            if self._state not in states:
-                return False
-            self._result, self._exception = result, exception
-            self._state = state
-            if state != _RUNNING:
-                for waiter in self._made_waiters or ():
-                    _tell(waiter, self)
-                self._made_condition.notify_all()
+            with undecoded.brief:  # `set_running` takes this lock alone
+                if self._state not in states:
+                    return False
+                self._result, self._exception = result, exception
+                self._state = state
+            for waiter in self._made_waiters or ():
+                _tell(waiter, self)
+            self._made_condition.notify_all()
             return True
 
     def cancelled(self) -> bool:
@@ -269,8 +269,18 @@ class Future(concurrent.futures.Future[T]):
         super().add_done_callback(_Contained(fn))
 
     def set_running(self) -> None:
-        """Mark the call as sent to a node. No effect if it is cancelled."""
-        self._move((_PENDING,), _RUNNING)
+        """Mark the call as sent to a node. No effect if it is cancelled.
+
+        Engines call this with their lock. So it never waits for the condition: `concurrent.futures.wait` holds that of
+        each of its futures while it reads errors, and an error may need the engine's lock when it is decoded.
+        """
+        with undecoded.brief:
+            if self._state == _PENDING:  # nobody waits for this change, so nobody is told
+                self._state = _RUNNING
+
+    def running(self) -> bool:
+        """Return whether the call was sent to a node and has not ended."""
+        return self._state == _RUNNING  # as `set_running`, without the condition
 
     def done(self) -> bool:
         """Return whether the call has ended or was cancelled."""

@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -38,6 +38,24 @@ def wait_for(path: Path) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(str(path))
         time.sleep(0.005)
+
+
+class _SeenDecoding(Exception):
+    """Error that calls a function of this process when it is decoded here."""
+
+    on_decoded: Callable[[], object] = staticmethod(lambda: None)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _decoded, ()
+
+
+def _decoded() -> _SeenDecoding:
+    _SeenDecoding.on_decoded()
+    return _SeenDecoding()
+
+
+def _fail_seen() -> None:
+    raise _SeenDecoding
 
 
 class _Tally:
@@ -519,6 +537,33 @@ class EngineSuite:
         assert last.result(_LIMIT_S) == 1
         held.result(_LIMIT_S)
         assert not (shared / "ran").exists()
+
+    def test_calls_are_sent_while_wait_decodes_an_error(
+        self, pool: ComputePool, shared: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def wait_its_turn() -> None:
+            wait_for(shared / "go")
+
+        failed = compute(_fail_seen)() > pool
+        concurrent.futures.wait([failed], _LIMIT_S)
+        held = [compute(wait_its_turn)() > pool for _ in range(pool.total_slots)]
+        queued = compute(abs).with_timeout(_LIMIT_S)(-3) > pool  # sent once a slot is free
+        sent: list[bool] = []
+
+        def until_sent() -> None:
+            appear(shared / "go")
+            deadline = time.monotonic() + _LIMIT_S
+            while not (queued.running() or queued.done()) and time.monotonic() < deadline:
+                time.sleep(0.005)
+            sent.append(queued.running() or queued.done())
+
+        monkeypatch.setattr(_SeenDecoding, "on_decoded", until_sent)
+        # It holds the locks of all these futures while it reads the error.
+        both: list[concurrent.futures.Future[Any]] = [failed, queued]
+        concurrent.futures.wait(both, _LIMIT_S, concurrent.futures.FIRST_EXCEPTION)
+        assert sent == [True]
+        assert queued.result(_LIMIT_S) == 3
+        assert concurrent.futures.wait(held, _LIMIT_S).not_done == set()
 
     # Cancelling -----------------------------------------------------------------------------------------------------
 

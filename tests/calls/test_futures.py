@@ -134,6 +134,35 @@ def test_wait_and_as_completed_handle_values_errors_and_cancels() -> None:
     done.join()
 
 
+def test_a_call_is_sent_without_the_lock_of_its_waiters() -> None:
+    """Engines send with their lock, which another thread may need while it has the futures' locks."""
+    future: Future[int] = Future()
+    with future._condition:  # private: the standard field, which `concurrent.futures.wait` holds
+        sending = threading.Thread(target=future.set_running, daemon=True)
+        sending.start()
+        sending.join(60)
+        assert future.running()
+        assert not sending.is_alive()
+
+
+def test_a_cancelled_call_is_not_running_however_its_sending_and_its_cancel_meet() -> None:
+    for _ in range(500):
+        future: Future[int] = Future()
+        assert not list(concurrent.futures.wait([future], 0).done)  # so it has a condition from now on
+        both = threading.Barrier(2)
+
+        def send(future: Future[int] = future, both: threading.Barrier = both) -> None:
+            both.wait(60)
+            future.set_running()
+
+        sending = threading.Thread(target=send)
+        sending.start()
+        both.wait(60)
+        assert future.cancel()
+        sending.join(60)
+        assert future.cancelled()
+
+
 def test_a_cancel_wakes_a_waiting_thread() -> None:
     future: Future[int] = Future()
     seen: list[BaseException] = []

@@ -91,6 +91,10 @@ class LossyLine:
         cut = self.cuts.pop(0) if self.cuts and is_chosen else None
         if cut is not None and cut != ANSWER:
             server.sendall(request[: len(request) - length + cut])
+            # The server ends first: a worker that tries again at once would race with the bytes that have come.
+            server.shutdown(socket.SHUT_WR)
+            while server.recv(_PIECE):
+                pass
             return
         server.sendall(request)
         answer = b""
