@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _size(pool: FleetPool) -> str:
-    is_elastic = pool.least != pool.wanted and pool.state != "elsewhere" and pool.pid
+    is_elastic = pool.least != pool.wanted and pool.state != "elsewhere" and (pool.pid or pool.state == "detached")
     return f"{pool.least}-{pool.wanted}" if is_elastic else str(pool.wanted)
 
 

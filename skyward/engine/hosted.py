@@ -133,10 +133,15 @@ class HostedEngine:
             numbers=numbers,
         )
         self.nodes = HostedNodes(ledger, requests)
-        self.members = HostedMembers(
-            ledger, requests, heads=lambda: self._heads, joined=self._raise_ray, left=ray.forget
-        )
         is_detached = bool(config.detached_for_s)
+        self.members = HostedMembers(
+            ledger,
+            requests,
+            heads=lambda: self._heads,
+            joined=self._raise_ray,
+            left=ray.forget,
+            is_detached=is_detached,
+        )
         self._calls = calls = HostedCalls(ledger, requests, is_detached=is_detached)
         self.leader = HostedCallers(lambda task, nodes: self.submit(task, nodes=nodes), self.cancel)
         self.streams = HostedStreams(ledger, calls.forget, calls.took, calls.inputs, tells_each_item=is_detached)

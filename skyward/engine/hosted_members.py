@@ -30,6 +30,7 @@ class HostedMembers:
         heads: Returns the heads of the pool.
         joined: Called when further nodes are there.
         left: Called with the number of a node that was given back.
+        is_detached: Whether the head is the same after its death, by its journal. Another one gets all machines here.
     """
 
     keeps: Callable[[int], bool] = staticmethod(lambda node: False)
@@ -42,8 +43,10 @@ class HostedMembers:
         heads: Callable[[], OtherHeads],
         joined: Callable[[], object],
         left: Callable[[int], object],
+        is_detached: bool = False,
     ) -> None:
         self._ledger = ledger
+        self._is_detached = is_detached
         self._requests = requests
         self._heads_of_pool = heads
         self._joined = joined
@@ -103,21 +106,54 @@ class HostedMembers:
             asked = None if are_first else self._ask_to_join(machines)
         try:
             if asked is None:
-                asked = self._heads_of_pool().go_to(sorted(nodes))
-                heads += asked is not None
-            if asked is None:
-                asked = self._ask_to_join(machines)
-            asked.result()
-        except BaseException:
-            with self._ledger:
-                if self._heads == heads or not self._ledger.is_open:
-                    for node in nodes:
-                        self._ledger.machines.pop(node, None)
-                    raise
+                asked, heads = self._begin_to_join(machines, heads)
+            while not self._have_joined(machines, asked, heads):
+                heads, asked = self._heads, self._ask_to_join(machines)
         finally:
             with self._ledger:
                 self._joining -= nodes
         self._joined()
+
+    def _begin_to_join(self, machines: Sequence[Machine], heads: int) -> tuple[Future[Any] | None, int]:
+        """Let the head move to the first nodes of a pool, or tell it of them.
+
+        Return the future of its reply, and the number of heads so far; None: another head got the machines meanwhile.
+        """
+        try:
+            moved = self._heads_of_pool().go_to(sorted(machine.node for machine in machines))
+        except BaseException:
+            if self._are_struck_out(machines, heads):
+                raise
+            return None, heads
+        return (self._ask_to_join(machines), heads) if moved is None else (moved, heads + 1)
+
+    def _have_joined(self, machines: Sequence[Machine], asked: Future[Any] | None, heads: int) -> bool:
+        """Wait for nodes to join. Return False if a detached pool's head must be asked again. Raises why they do not.
+
+        Args:
+            machines: Their machines.
+            asked: Future of the head's reply; None: another head got the machines.
+            heads: Number of heads when it was asked.
+        """
+        try:
+            if asked is not None:
+                asked.result()
+        except BaseException:
+            if self._are_struck_out(machines, heads):
+                raise
+            return not self._is_detached
+        return True
+
+    def _are_struck_out(self, machines: Sequence[Machine], heads: int) -> bool:
+        """Forget nodes that could not join.
+
+        Return False if the head is gone that was asked: the next one gets their machines with all others.
+        """
+        with self._ledger:
+            is_over = self._heads == heads or not self._ledger.is_open
+            for machine in machines if is_over else ():
+                self._ledger.machines.pop(machine.node, None)
+            return is_over
 
     def _ask_to_join(self, machines: Sequence[Machine]) -> Future[Any]:
         return self._requests.begin("join", [without_ways(machine) for machine in machines])

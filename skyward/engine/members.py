@@ -84,15 +84,28 @@ class Membership:
         with self._ledger:
             return self._ledger.scheduler.demand(self._ledger.resting)
 
-    def expect(self, nodes: Iterable[int], slots: int) -> None:
-        """Register nodes that are not there yet. Calls may name them, and then wait for them."""
+    def expect(self, nodes: Iterable[int], slots: int, *, then: Callable[[], object] = lambda: None) -> None:
+        """Register nodes that are not there yet. Calls may name them, and then wait for them.
+
+        Args:
+            nodes: Nodes that may come. One that is there, or is being replaced, stays as it is.
+            slots: Slots of each.
+            then: Called under the ledger's lock.
+        """
         with self._ledger:
-            for node in nodes:
+            known = self._ledger.scheduler.demand(self._ledger.resting).known
+            for node in set(nodes) - known:
                 self._ledger.resting.add(node)
                 self._ledger.scheduler.node_absent(node, slots)
+            then()
 
-    def join(self, machines: Sequence[Machine]) -> None:
+    def join(self, machines: Sequence[Machine], *, then: Callable[[], object] = lambda: None) -> None:
         """Connect to the agents of resting nodes and use them: all of them, or none and raise.
+
+        Args:
+            machines: Their machines. Nodes that are there already, or are being replaced, stay as they are: a client
+                asks again if it does not know whether an earlier process has heard it.
+            then: Called under the ledger's lock when they are used, before a call can be on its way to one.
 
         Raises:
             Unreachable: An agent does not answer.
@@ -100,6 +113,7 @@ class Membership:
         """
         links: dict[int, NodeLink] = {}
         errors: list[Exception] = []
+        machines = self._absent(machines)
         run_side_by_side(partial(self._open, machine, links, errors) for machine in machines)
         ledger = self._ledger
         with ledger:
@@ -113,11 +127,18 @@ class Membership:
                 for machine in machines:
                     self._nodes.up(machine)
                 self._nodes.tell_all()
+                then()
         if errors:
             raise errors[0]
         if not ledger.is_open:
             raise PoolClosed("pool: closed while nodes were added; open a new one")
         ledger.watcher.wake()
+
+    def _absent(self, machines: Sequence[Machine]) -> list[Machine]:
+        """Return the machines of those nodes that nobody uses or replaces."""
+        with self._ledger:
+            known = self._ledger.scheduler.demand(self._ledger.resting).known
+            return [each for each in machines if each.node in self._ledger.resting or each.node not in known]
 
     def _open(self, machine: Machine, links: dict[int, NodeLink], errors: list[Exception]) -> None:
         try:

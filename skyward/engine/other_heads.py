@@ -349,7 +349,9 @@ class OtherHeads:
         """
         begun: Future[Any] | None = None
         try:
-            is_done, things = self._requests.ask("hand_over", node)
+            with self._ledger:  # `before` must get this, not another one that has begun since
+                asked = self._requests.begin("hand_over", node) if self._next_head.present is before else None
+            is_done, things = (False, b"") if asked is None else asked.result()
             if is_done and self._next_head.leave(before):
                 former = self._place
                 if node is None:

@@ -53,4 +53,4 @@ def unpack_blueprint(pool: DetachedPool, data: bytes, secrets: tuple[str, ...]) 
 
 
 def _refuse(pool: DetachedPool, problem: str, advice: str) -> UsageError:
-    return UsageError(f"pool={pool.name!r}: {problem}; {advice}, or go on without the lost nodes")
+    return UsageError(f"pool={pool.name!r}: {problem}; {advice}, or go on with the nodes that are there")

@@ -55,6 +55,8 @@ class Detachment:
     was_known: bool = False
     takes_over: bool = False
     leaves: bool = False
+    cannot_scale: str = ""
+    """Why this client launches no nodes of the pool; empty: it does."""
     _head: NodeHead | None = None
     _engine: HostedEngine | None = None
     _machines: PoolMachines | None = None
@@ -65,7 +67,7 @@ class Detachment:
     _is_lost: bool = False
     """Whether the head is gone, and the end of the pool on record."""
     _was_let_go: bool = False
-    """Whether the pool has gone on alone before. Since then nodes may have been replaced."""
+    """Whether the pool goes on alone, with those nodes that this process has let go."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @classmethod
@@ -80,8 +82,8 @@ class Detachment:
 
     @staticmethod
     def blueprint(spec: PoolSpec) -> bytes:
-        """Return by what later clients replace nodes; nothing for one node, which is never replaced."""
-        if spec.nodes == 1:
+        """Return by what later clients launch nodes; nothing for one node, which is never replaced."""
+        if spec.most_nodes == 1:
             return b""
         from .blueprint import pack_blueprint
 
@@ -159,30 +161,34 @@ class Detachment:
             machine=source.describe(machine),
             options=options,
             others=tuple(map(source.describe, others)),
-            image=_facts_of(spec.image) if others else {},
+            image=_facts_of(spec.image) if spec.most_nodes > 1 else {},
             spending=machines.spending,
         )
         detached.record(self.known)
         with self._lock:
             self._machines, self._source = machines, source
-        if others and spec.code is not None:
+        if spec.most_nodes > 1 and spec.code is not None:
             detached.keep_code(self.known, spec.code.to_bytes())
-        if self._goes_alone:
+        if self._goes_alone or not others:  # an elastic pool of one node has no Ray yet, and needs none
             self.go_alone()
 
     def take_up(self, provider: Provider, machines: PoolMachines, engine: HostedEngine) -> None:
-        """Go on with a pool that another client has left, and replace what it has lost, if its code is here."""
+        """Go on with a pool that another client has left. Replace what it has lost, and scale it, if its code is here.
+
+        Otherwise `cannot_scale` says why not.
+        """
         self.leaves = False
         known, source = self.known, as_detachable(provider)
         assert known is not None
         assert source is not None
-        if not known.others:
+        if not known.may_have_several:
             return  # the first node is never replaced
         from .blueprint import unpack_blueprint
 
         try:
             machines.rebuild_by(unpack_blueprint(known, *engine.blueprint()))
         except UsageError as error:
+            self.cannot_scale = str(error)
             lost = {place["node"] for place in known.others} - engine.nodes.agent_pids().keys()
             if lost:
                 _log.warning("lost nodes %s are not replaced: %s", ", ".join(map(str, sorted(lost))), error)
@@ -190,6 +196,10 @@ class Detachment:
         source.resume(known.pool, [known.machine, *known.others])
         with self._lock:
             self._machines, self._source, self._was_let_go = machines, source, True
+        if known.is_elastic:
+            gone = {machine.node for machine in machines} - engine.nodes.agent_pids().keys()
+            for node in sorted(gone):  # it was given back, and the client before died before its machine had ended
+                _give_up(machines, node)
         engine.replace_lost()
 
     def go_alone(self) -> None:
@@ -198,17 +208,15 @@ class Detachment:
             self._goes_alone = True
             if self._machines is None or self._head is None:
                 return
-            if self._was_let_go:
-                self._let_go_again(self._machines)
-                return
-            self._was_let_go = True
-            self._head.outlive_client()
-            self._machines.outlive_client()
+            self._let_nodes_go(self._machines)
+            if not self._was_let_go:
+                self._was_let_go = True
+                self._head.outlive_client()
+                self._machines.outlive_client()
 
-    def _let_go_again(self, machines: PoolMachines) -> None:
-        """Let the nodes go on that have been replaced, and record how the next client reaches them."""
+    def _let_nodes_go(self, machines: PoolMachines) -> None:
+        """Let the nodes go on that are there now, and record how the next client reaches them."""
         assert self._source is not None
-        assert self._engine is not None
         assert self.known is not None
         spending, lasts_s = machines.spending, machines.lasts_alone_s
         others = [machine for machine in machines if machine.node != self.known.machine["node"]]
@@ -218,8 +226,27 @@ class Detachment:
             self.known = replace(self.known, others=tuple(places[node] for node in sorted(places)), spending=spending)
             detached.record(self.known)
             machines.leave_keeper()
-            if lasts_s is not None:
-                self._engine.limit(lasts_s)  # an earlier limit holds until the head has it
+            self._limit(lasts_s)
+
+    def _limit(self, lasts_s: float | None) -> None:
+        """Tell the head for how long the budget lasts now. An earlier limit holds until it has heard that."""
+        if lasts_s is not None:
+            assert self._engine is not None
+            self._engine.limit(lasts_s)
+
+    def given_back(self, machine: Machine) -> None:
+        """Strike a machine off the record that an elastic pool has given back, and that has ended.
+
+        Until then it is there, so that its cost ends if this process dies.
+        """
+        with self._lock:
+            if self.known is None or self._machines is None or self.leaves:
+                return
+            ended = machine.peer.private_ip, machine.socket_path
+            others = tuple(other for other in self.known.others if (other["address"], other["socket_path"]) != ended)
+            self.known = replace(self.known, others=others, spending=self._machines.spending)
+            detached.record(self.known)
+            self._limit(self._machines.lasts_alone_s)
 
     def extend(self, seconds: float) -> None:
         """Record that the pool goes on for longer."""
@@ -241,11 +268,18 @@ def check_detached(
     *,
     name: str | None,
     provider: Provider,
-    spec: PoolSpec,
-    is_fixed: bool,
-    rests: bool,
+    least: int,
+    ends_idle: bool,
 ) -> None:
-    """Raise UsageError unless a pool of these options can be detached."""
+    """Raise UsageError unless a pool of these options can be detached.
+
+    Args:
+        for_s: Seconds that it goes on without a client; None: it is not detached.
+        name: Name that its user gave it.
+        provider: Source of its machines.
+        least: Fewest nodes that it may have.
+        ends_idle: Whether it rests or closes as a whole when it is idle.
+    """
     if for_s is None:
         return
 
@@ -261,10 +295,10 @@ def check_detached(
             f"not supported with {provider.name}, so far only with sky.SSH(hosts=[...]) and sky.AWS(); use one of "
             "them, or omit it"
         )
-    if not is_fixed:
-        raise refuse("a detached pool has a fixed number of nodes so far; set nodes=4, for example, or omit it")
-    if rests:
-        raise refuse("a detached pool cannot rest; omit idle_timeout_s")
+    if not least:
+        raise refuse("its scheduler is on its first node, so it always has one; set nodes=(1, 4), for example")
+    if ends_idle:
+        raise refuse("a detached pool neither rests nor closes when it is idle; omit idle_timeout_s and on_idle")
 
 
 def _refuse_second(name: str) -> None:
@@ -458,6 +492,13 @@ def _told_to_end(machines: list[Machine]) -> None:
     from ..engine.opener import ask_to_end
 
     ask_to_end(machines, _DIAL_S)
+
+
+def _give_up(machines: PoolMachines, node: int) -> None:
+    try:
+        machines.give_up(node)
+    except SkywardError as error:
+        _log.warning("node %d: cannot end its old machine, which ends by itself: %s", node, error)
 
 
 def _let_go(provider: Provider, *machines: Machine) -> None:

@@ -136,8 +136,9 @@ class EngineMaker:
                     forget_loss()
             self.emit(event)
 
-        # A pool that another client left goes on without.
-        needs_ray = self.way is Way.RAY and (self.detachment is None or self.detachment.known is None)
+        # A pool that another client left goes on without, and so does an elastic one whose first node goes on alone.
+        goes_on = self.detachment is not None and (self.detachment.known is not None or self.spec.nodes == 1)
+        needs_ray = self.way is Way.RAY and not goes_on
         return RayRaiser(
             self.spec.image,
             emit=emit,

@@ -235,7 +235,7 @@ def _detached_state(pool: DetachedPool, rented: list[Found], now: float, *, was_
 
     Whether a pool of your own machines has ended meanwhile is not known.
     """
-    nodes = 1 + len(pool.others)
+    nodes, (least, most) = 1 + len(pool.others), pool.bounds
     is_dead = bool(pool.spending) and was_asked and not rented
     return FleetPool(
         pool=pool.pool,
@@ -243,7 +243,8 @@ def _detached_state(pool: DetachedPool, rented: list[Found], now: float, *, was_
         provider=str(pool.provider["type"]),
         state="dead" if is_dead else "detached",
         nodes=len(rented) if pool.spending and was_asked else nodes,
-        wanted=nodes,
+        wanted=most,
+        least=least,
         price_usd_per_hour=_price(rented),
         spent_usd=_spent(rented, now),
         age_s=now - pool.began,

@@ -6,6 +6,7 @@ Users hold a `ComputePool`; it holds a `PoolLife`, which starts, serves and ends
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import logging
 import math
@@ -249,24 +250,29 @@ class PoolLife:
     def detach(self, *, limit_s: float = _DETACH_S) -> None:
         """Leave a detached pool once it can go on alone; see `ComputePool.detach`."""
         detachment, engine = self.detached()
-        if self._machines is not None:
-            self._machines.stop_replacing()
-        if why := engine.why_needed(limit_s):
-            self.detached()  # raises if it ended meanwhile
-            raise UsageError(
-                f"detach(): the pool cannot go on without this program, because {why}; call it again later, or close "
-                "the pool"
-            )
-        lasts_s = None if self._machines is None else self._machines.lasts_alone_s
-        if lasts_s is not None and lasts_s <= 0:
-            raise UsageError(
-                f"budget_usd={self._budget_usd!r}: its rest is spent when the machines have ended, so the pool cannot "
-                "go on without this program; stay, or close the pool",
-                field="budget_usd",
-                value=self._budget_usd,
-            )
-        detachment.go_alone()
-        detachment.leaves = True
+        machines, scaler = self._machines, self._scaler
+        assert machines is not None
+        if scaler is None:
+            machines.stop_replacing()
+        with contextlib.nullcontext() if scaler is None else scaler.held(let_go=machines.stop_replacing):
+            if why := engine.why_needed(limit_s):
+                self.detached()  # raises if it ended meanwhile
+                raise UsageError(
+                    f"detach(): the pool cannot go on without this program, because {why}; call it again later, or "
+                    "close the pool"
+                )
+            lasts_s = machines.lasts_alone_s
+            if lasts_s is not None and lasts_s <= 0:
+                raise UsageError(
+                    f"budget_usd={self._budget_usd!r}: its rest is spent when the machines have ended, so the pool "
+                    "cannot go on without this program; stay, or close the pool",
+                    field="budget_usd",
+                    value=self._budget_usd,
+                )
+            detachment.go_alone()
+            detachment.leaves = True
+            if scaler is not None:
+                scaler.stop()
         self._finish()
 
     def give_way(self, why: str) -> None:
@@ -359,13 +365,16 @@ class PoolLife:
         self.running()
         if self._scaler is not None:
             self._scaler.scale(nodes)
+        elif self.detachment is not None and self.detachment.cannot_scale:
+            raise UsageError(self.detachment.cannot_scale, field="nodes", value=nodes)
 
     def _start_scaler(self, engine: Engine, machines: PoolMachines) -> None:
-        end_early = weakref.WeakMethod(self._end_early)
-        if not self.sizing.changes:
+        end_early, detachment = weakref.WeakMethod(self._end_early), self.detachment
+        if not self.sizing.changes or (detachment is not None and detachment.cannot_scale):
             return
         guests, limit = self._guests, self.spec.max_hourly_cost
         started_s = time.monotonic() - self._began_at
+        was_launched = bool(self.sizing.nodes.start) and not (detachment is not None and detachment.was_known)
         self._scaler = PoolScaler(
             self.name,
             engine,
@@ -377,10 +386,11 @@ class PoolLife:
                 at_rest=self.sizing.at_rest,
                 start=self.sizing.nodes.start,
                 slots=self.spec.concurrency,
-                start_s=started_s if self.sizing.nodes.start or not self.provider.is_rented else _START_S,
+                start_s=started_s if was_launched or not self.provider.is_rented else _START_S,
                 minimum_billed_s=least_billed_s(self.provider),
                 most_usd_per_hour=math.inf if limit is None else limit,
             ),
+            given_back=_ignore if detachment is None else detachment.given_back,
             is_visited=lambda: guests.are_there,
             emit=self.announcer.emit,
             on_idle=lambda error: _call_if_alive(end_early(), error),
@@ -476,9 +486,14 @@ class PoolLife:
     def _options(self) -> dict[str, Any]:
         """Return the options that later clients of a detached pool need."""
         spec = self.spec
-        several = {"nodes": spec.nodes, "engine": "ray"} if spec.nodes > 1 else {}
+        nodes = self.sizing.nodes
+        several = {"nodes": spec.nodes, "engine": "ray"} if spec.most_nodes > 1 else {}
+        elastic = {} if nodes.is_fixed else {"nodes": (nodes.min, nodes.max), "max_hourly_cost": spec.max_hourly_cost}
+        if self.sizing.idle_timeout_s is not None:
+            elastic["idle_timeout_s"] = self.sizing.idle_timeout_s
         return {
             **several,
+            **elastic,
             "concurrency": spec.concurrency,
             "executor": spec.executor,
             "cancel_grace_s": spec.cancel_grace_s,
@@ -641,6 +656,9 @@ class PoolLife:
                     self.detachment.ended("because its program closed it")
             if scaler is not None:
                 scaler.join()
+
+
+def _ignore(_: object) -> None: ...
 
 
 def _describe(error: BaseException) -> str:

@@ -243,21 +243,27 @@ class PoolMachines:
             self._terminate(*machines)
             raise PoolClosed("pool: closed while nodes were added; open a new one")
 
-    def give_back(self, nodes: Sequence[int]) -> None:
-        """End the machines of these nodes in a separate thread. If that fails, the pool's end tries again."""
+    def give_back(self, nodes: Sequence[int], *, ended: Callable[[Machine], object] = lambda machine: None) -> None:
+        """End the machines of these nodes in a separate thread. If that fails, the pool's end tries again.
+
+        Args:
+            nodes: The nodes.
+            ended: Called with each machine that has ended.
+        """
         with self._lock:
             sources = (self._machines, self._spares)
             old = [machine for node in nodes for source in sources if (machine := source.pop(node, None)) is not None]
             self._left += old
         self._on_changed(list(self))
         if old:
-            threading.Thread(target=self._end_given_back, args=(old,), name="skyward-ending", daemon=True).start()
+            threading.Thread(target=self._end_given_back, args=(old, ended), name="skyward-ending", daemon=True).start()
 
-    def _end_given_back(self, machines: list[Machine]) -> None:
+    def _end_given_back(self, machines: list[Machine], ended: Callable[[Machine], object]) -> None:
         for machine in machines:
             if self._end_old(machine):
                 with self._lock:
                     self._left = [other for other in self._left if other is not machine]
+                ended(machine)
 
     # For the engine -------------------------------------------------------------------------------------------------
 

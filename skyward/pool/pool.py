@@ -122,9 +122,9 @@ class ComputePool(PoolTarget, NodeAccess, TaskAccess, DetachedAccess, SharedName
             one process need different names. In a notebook, a new pool closes the one with the same name or variable.
         detached_for_s: Seconds > 0 that the pool goes on without a client, from the moment when the client dies or
             calls `detach()`. Another program gets it by `ComputePool.attach(name)`. Leaving the block still closes the
-            pool. Needs a `name`, and nodes of `sky.SSH` or `sky.AWS`. Several nodes go on alone once Ray carries the
-            calls to all of them. A node that is lost while no client is there is replaced
-            by the next one. None: the pool ends with this program.
+            pool. Needs a `name`, and at least one node of `sky.SSH` or `sky.AWS`. Several nodes go on alone once Ray
+            carries the calls to all of them. Lost nodes are replaced, and those of an elastic pool come and go, while
+            a client is there. None: the pool ends with this program.
         engine: Carrier of the calls. "direct": this program schedules, and is connected to each node. "ray": the first
             node schedules, and Ray joins the nodes, so calls and values of tasks go straight between them. It needs
             `sky.SSH` or `sky.AWS`, and a `max` of at least 2. If Ray does not come up, the pool ends with a
@@ -214,9 +214,8 @@ class ComputePool(PoolTarget, NodeAccess, TaskAccess, DetachedAccess, SharedName
             detached_for_s,
             name=name,
             provider=self.provider,
-            spec=spec,
-            is_fixed=size.is_fixed,
-            rests=idle_timeout_s is not None,
+            least=size.min,
+            ends_idle=idle_timeout_s is not None and (size.is_fixed or on_idle == "close"),
         )
         way = choose_way(
             engine,

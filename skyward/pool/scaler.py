@@ -5,13 +5,14 @@ Only pools whose size can change have one: elastic pools, and pools with an idle
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from ..core import interrupts
@@ -24,6 +25,7 @@ from .machines import PoolMachines
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
+    from ..values.machine import Machine
 
 _log = logging.getLogger(__name__)
 
@@ -78,6 +80,7 @@ class PoolScaler:
         machines: Machines of the pool.
         sizing: Size that the user wants.
         bounds: Cost and start time of a node; the scaler sets the fields about size.
+        given_back: Called with each machine that has ended, because its node was given back.
         is_visited: Tells whether something beside the calls uses the machines now, such as a transfer of files.
         emit: Takes events.
         on_idle: Called once, in the scaler's thread, when an idle pool must close.
@@ -92,6 +95,7 @@ class PoolScaler:
         sizing: Sizing,
         bounds: Bounds,
         *,
+        given_back: Callable[[Machine], object],
         is_visited: Callable[[], bool],
         emit: Emit,
         on_idle: Callable[[PoolClosed], object],
@@ -102,12 +106,15 @@ class PoolScaler:
         self._machines = machines
         self._sizing = sizing
         self._bounds = bounds
+        self._given_back = given_back
         self._is_visited = is_visited
         self._emit = emit
         self._on_idle = on_idle
         self._clock = clock
         self._changed = threading.Condition()
         """Notified when a look is wanted now, and when a request of a user was carried out."""
+        self._looking = threading.Lock()
+        """Held while the thread looks, and changes the size."""
         self._is_stopped = False
         self._thread: threading.Thread | None = None
         self._used_at = clock()
@@ -128,8 +135,8 @@ class PoolScaler:
     # For calls ------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        nodes = self._sizing.nodes
-        self._engine.members.expect(range(nodes.start, nodes.max), self._bounds.slots)
+        members = self._engine.members
+        members.expect(set(range(self._sizing.nodes.max)).difference(members.there), self._bounds.slots)
         self._thread = threading.Thread(target=self._run, name="skyward-scaler", daemon=True)
         self._thread.start()
 
@@ -142,6 +149,17 @@ class PoolScaler:
     def join(self) -> None:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
+
+    @contextlib.contextmanager
+    def held(self, *, let_go: Callable[[], object]) -> Iterator[None]:
+        """Keep the size as it is within the block. `let_go`: ends the launch that a look waits for, if any."""
+        let_go()
+        while not self._looking.acquire(timeout=_LOOK_S):
+            let_go()
+        try:
+            yield
+        finally:
+            self._looking.release()
 
     def touch(self, nodes: int = 0) -> None:
         """Record that a call is about to be sent, to this number of nodes at once."""
@@ -191,7 +209,10 @@ class PoolScaler:
                 asked = self._asked
             error: SkywardError | None = None
             try:
-                error = self._look(is_asked=asked > self._answered)
+                with self._looking:
+                    if self._is_stopped:
+                        return
+                    error = self._look(is_asked=asked > self._answered)
             except (NodeError, PoolClosed) as lost:  # the head is lost, and another one may follow
                 error = lost
             except Exception:
@@ -372,7 +393,8 @@ class PoolScaler:
             if node not in leaving and not is_surplus:
                 continue
             if not demand.loads[node] and members.give_back(node):
-                self._machines.give_back([node])  # at once: the head may be lost before the next one
+                # At once: the head may be lost before the next one.
+                self._machines.give_back([node], ended=self._given_back)
                 gone.append(node)
                 surplus -= node not in leaving
             else:

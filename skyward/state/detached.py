@@ -63,6 +63,21 @@ class DetachedPool:
     def has_ended(self) -> bool:
         return bool(self.ended_at)
 
+    @property
+    def may_have_several(self) -> bool:
+        """Return whether the pool has several nodes, or is elastic."""
+        return bool(self.image or self.others)
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Fewest and most nodes."""
+        nodes = self.options.get("nodes", 1)
+        return (nodes, nodes) if isinstance(nodes, int) else (nodes[0], nodes[1])
+
+    @property
+    def is_elastic(self) -> bool:
+        return self.bounds[0] < self.bounds[1]
+
 
 def record(pool: DetachedPool) -> None:
     """Write a pool's file.
@@ -182,6 +197,9 @@ def pool_of(fields: dict[str, Any]) -> DetachedPool:
     known = DetachedPool.__dataclass_fields__
     fields = {key: value for key, value in fields.items() if key in known}  # newer versions may write more
     fields |= {name: tuple(fields[name]) for name in ("process", "others") if name in fields}
+    options = fields["options"]
+    if isinstance(options.get("nodes"), list):
+        fields["options"] = {**options, "nodes": tuple(options["nodes"])}
     return DetachedPool(**fields)
 
 

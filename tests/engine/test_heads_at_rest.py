@@ -9,13 +9,18 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import skyward as sky
+from skyward.engine.head.messages import HeadConfig
+from skyward.engine.head.place import HeadPlace
+from skyward.engine.other_heads import OtherHeads
 from skyward.errors import NoCapacity, PoolClosed
 from skyward.events import Event, NodeLost, NodeReplaced, PoolScaled, ScalingFailed
 from skyward.node.agent.apart import kill_all
+from skyward.testing.engine_suite import appear, wait_for
 from tests.engine.test_hosted_faults import heads_of
 from tests.engines import head_place, hosted_pool, members_of, open_calls
 from tests.own_hosts import OwnHosts
@@ -150,6 +155,33 @@ def test_a_head_in_the_program_that_dies_at_rest_is_followed_by_another(resting:
     provider.gate.set()
     assert waiting.result(_LIMIT_S) == 0
     assert (tmp_path / "waiting").read_text() == "x"
+
+
+def test_a_head_that_begins_while_the_pool_moves_to_its_first_node_keeps_the_pool(
+    resting: Resting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, members, killed = resting.pool, members_of(resting.pool), list[int]()
+    reach = OtherHeads._reach  # private: it is called between the question whether the head may move, and the move
+
+    def kill_and_reach(self: OtherHeads, config: HeadConfig, place: HeadPlace, node: int | None) -> Any:
+        if not killed:
+            killed.extend(heads_of(os.getpid()))
+            before = members._heads  # private: it grows when the program has another head
+            os.kill(killed[0], signal.SIGKILL)
+            until(lambda: members._heads > before)  # private: as above
+        return reach(self, config, place, node)
+
+    monkeypatch.setattr(OtherHeads, "_reach", kill_and_reach)  # private: as above
+    waiting = sky.compute(wait_for)(tmp_path / "counted") > pool
+    until(waiting.running)
+    assert len(killed) == 1
+    counter, values = pool.counter("of the next head"), list[int]()
+    counting = threading.Thread(target=lambda: values.append(counter.increment()), daemon=True)
+    counting.start()
+    counting.join(_LIMIT_S / 2)
+    assert values == [1], "a head that was told to hand over does not answer"
+    appear(tmp_path / "counted")
+    waiting.result(_LIMIT_S)
 
 
 def test_a_head_that_dies_while_it_hands_over_costs_no_call(resting: Resting, tmp_path: Path) -> None:

@@ -141,6 +141,27 @@ def test_the_replacement_of_a_node_that_was_leaving_is_there(parts: Parts) -> No
     assert list(members.there) == [0, 1]
 
 
+def test_only_nodes_that_nobody_knows_are_expected(parts: Parts) -> None:
+    members, changes = parts.members(), list[tuple[int, ...]]()
+    parts.add_node(0)
+    with parts.ledger:
+        parts.ledger.scheduler.node_absent(1, 1)  # it is being replaced
+    members.expect([0, 1, 2], 1, then=lambda: changes.append(members.there))
+    assert changes == [(0, 1)]
+    assert parts.ledger.resting == {2}
+    parts.submit()
+    assert members.demand().loads == {0: 1, 1: 0}
+
+
+def test_a_node_joins_once_however_often_that_is_asked(parts: Parts) -> None:
+    members, changes = parts.members(), list[tuple[int, ...]]()
+    parts.add_node(0)
+    link = parts.ledger.links[0]
+    members.join([parts.ledger.machines[0]], then=lambda: changes.append(members.there))
+    assert changes == [(0,)]
+    assert parts.ledger.links[0] is link
+
+
 def test_calls_that_only_an_absent_node_could_run_fail_when_it_cannot_come(parts: Parts) -> None:
     members = parts.members()
     parts.add_node(0)

@@ -50,8 +50,11 @@ def wait(path, value):
 
 def opened(options):
     name, for_s, budget_usd, nodes = options.split(",")
+    least, _, most = nodes.partition("-")
+    nodes = least
     pool = sky.ComputePool(
-        sky.AWS(instance_types=["m5.large"], client_cidr=cidr, lease_s=float(lease_s)), nodes=int(nodes),
+        sky.AWS(instance_types=["m5.large"], client_cidr=cidr, lease_s=float(lease_s)),
+        nodes=(int(least), int(most)) if most else int(least),
         name=name, allocation="on-demand", detached_for_s=float(for_s), budget_usd=float(budget_usd),
         image=sky.Image(pip_index_url=index), logs=False, console=False,
     ).start()
@@ -134,6 +137,12 @@ def killed(ec2: Ec2, ray_index: PackageIndex, runtime: Path, tmp_path: Path) -> 
 def machine_of(ec2: Ec2, name: str) -> Machine:
     (machine,) = (machine for machine in ec2.machines() if machine.tags["skyward:pool"].startswith(f"{name}-"))
     return machine
+
+
+def recorded(name: str) -> detached.DetachedPool:
+    known = detached.living(name)
+    assert known is not None
+    return known
 
 
 def running(ec2: Ec2) -> set[str]:
@@ -229,6 +238,38 @@ def test_several_machines_go_on_and_the_next_program_replaces_one_that_is_lost(
     assert ec2.left() == []
     with pytest.raises(UsageError, match=r"'train'.* ended on .* is gone"):
         sky.ComputePool.attach("train")
+    assert main(["gc"]) == 0
+    assert journals() == []
+
+
+def test_an_elastic_pool_rents_and_gives_back_machines_for_each_program(ec2: Ec2, killed: Killed) -> None:
+    killed("train,600,50,1-3")
+    (first,) = running(ec2)
+    pool = sky.ComputePool.attach("train", logs=False, console=False)
+    pool.scale(2)
+    ec2.host(first).write("/tmp/go", "")
+    (call,) = pool.calls()
+    assert pool.future(call).result(60) == "train0"
+    futures = [where() > pool.node(node) for node in range(2)]
+    assert len({future.result(60) for future in futures}) == 2
+    pool.detach()
+    assert [other["node"] for other in recorded("train").others] == [1]
+    assert set(recorded("train").spending["running"]) == running(ec2)
+    assert main(["gc"]) == 0
+    assert len(running(ec2)) == 2, "they are not left over"
+
+    pool = sky.ComputePool.attach("train", logs=False, console=False)
+    assert len(where() @ pool) == 2
+    pool.scale(1)
+    until(lambda: running(ec2) == {first}, REPLACED_S)
+    until(lambda: recorded("train").others == ())
+    pool.detach()
+    assert set(recorded("train").spending["running"]) == {first}, "what has ended costs nothing more"
+    with sky.ComputePool.attach("train", logs=False, console=False) as pool:
+        assert len(where() @ pool) == 1
+        pool.scale(3)
+        assert len(where() @ pool) == 3
+    assert ec2.left() == []
     assert main(["gc"]) == 0
     assert journals() == []
 

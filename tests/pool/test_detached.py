@@ -34,9 +34,14 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({"provider": SSH, "detached_for_s": float("inf"), "name": "a"}, "must be a number of seconds > 0"),
         ({"provider": SSH, "detached_for_s": 60}, 'needs a name, by which clients attach; set name="train"'),
         ({"provider": sky.Local(), "detached_for_s": 60, "name": "a"}, "not supported with local"),
-        ({"provider": SSH, "nodes": (1, 2), "detached_for_s": 60, "name": "a"}, "has a fixed number of nodes so far"),
+        ({"provider": SSH, "nodes": (0, 2), "detached_for_s": 60, "name": "a"}, r"its first node, .* nodes=\(1, 4\)"),
         ({"any_of": [SSH, sky.AWS()], "detached_for_s": 60, "name": "a"}, "not supported with several sources"),
         ({"provider": SSH, "idle_timeout_s": 9, "detached_for_s": 60, "name": "a"}, "omit idle_timeout_s"),
+        (
+            {"provider": SSH, "nodes": (1, 2), "idle_timeout_s": 9, "on_idle": "close"}
+            | {"detached_for_s": 60, "name": "a"},
+            "neither rests nor closes when it is idle; omit idle_timeout_s and on_idle",
+        ),
     ],
 )
 def test_an_illegal_detached_pool_is_refused_before_anything_starts(options: dict[str, Any], problem: str) -> None:

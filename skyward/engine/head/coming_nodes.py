@@ -4,16 +4,20 @@ The agent of a node that goes holds outcomes until the client has them (`settlin
 hears first that the node goes, behind all outcomes. From then on its books say that nothing is left there. If the head
 dies before, the next one finds the node. If it dies after, the next one does not look for it: it does not miss a node
 that was given back, and asks for the other machine of one that was relieved.
+
+The head of a detached pool finds its nodes in its journal if it is killed, not in the books of a client. So it notes a
+node in the same block in which it begins to use it, and strikes out one that goes once the client has.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from ...calls.futures import Future
+from ...values.machine import Machine
 from ..members import Membership
 from ..relief import Relief
 
@@ -27,6 +31,7 @@ class ComingNodes:
         ask: Asks the client, behind all outcomes, whether it is there.
         tell: Sends it a request about a node, behind all outcomes.
         left: Called with the number of a node that was given back.
+        changed: Notes which nodes there are, and which may come. Called when others are.
         is_first: Whether this is the pool's first head.
         has_journal: Whether outcomes are in a journal, so that nobody waits until the client has them.
     """
@@ -39,12 +44,13 @@ class ComingNodes:
         ask: Callable[[], Future[Any]],
         tell: Callable[[str, int], Future[Any]],
         left: Callable[[int], object],
+        changed: Callable[[], object],
         is_first: bool,
         has_journal: bool,
     ) -> None:
         self._members = members
         self._ask, self._tell = ask, tell
-        self._left = left
+        self._left, self._changed = left, changed
         if not has_journal:
             relief.confirm = partial(self._confirm, "relieved")
         self.are_known = threading.Event()
@@ -53,7 +59,7 @@ class ComingNodes:
             self.are_known.set()
         verbs: Mapping[str, Callable[..., Any]] = {
             "demand": members.demand,
-            "join": members.join,
+            "join": self._join,
             "node_leaves": self._leave,
             "stay": lambda count: (members.stay(count), sorted(members.leaving)),
             "move_values": members.move_values,
@@ -66,6 +72,13 @@ class ComingNodes:
         """Call a function once it is known which nodes an earlier head had."""
         self.are_known.wait()  # in a thread of the request, which ends with this process
         return act(*arguments)
+
+    def expect(self, nodes: Iterable[int], slots: int) -> None:
+        """Register nodes that may come; see `Membership.expect`."""
+        self._members.expect(nodes, slots, then=self._changed)
+
+    def _join(self, machines: Sequence[Machine]) -> None:
+        self._members.join(machines, then=self._changed)
 
     def _leave(self, node: int) -> list[int]:
         """Send a node no new calls, and return all nodes that get none."""
@@ -87,3 +100,4 @@ class ComingNodes:
         # The end of a gang is sent a moment after its last rank has ended. The thread that does that reads this reply.
         self._ask().result()
         self._tell(verb, node).result()
+        self._changed()

@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any
 
 from ...calls.futures import Future
-from ...console.words import duration
 from ...core.limits import memory_bytes
 from ...errors import PoolClosed, UsageError
 from ...events import DetachmentWarning, Event, NodeLost, NodeReplaced
@@ -40,6 +39,7 @@ from .door import LinkRefused, PassedEnds
 from .handing_over import HandOver
 from .journal import HeadJournal
 from .kept_calls import CallPosition, KeptCall, KeptCalls, KeptOrder
+from .kept_nodes import KeptNodes
 from .kept_output import KeptOutput
 from .kept_state import store_of
 from .lending import LentLinks
@@ -88,6 +88,7 @@ class Head:
             numbers=itertools.count(self.turns.first_number - 1, 2),
         )
         self._ledger = engine.ledger
+        self._nodes = KeptNodes(engine.ledger, self._kept)
         self._references = ClientReferences(
             engine.builder.next_id, was_killed=self.was_killed or bool(config.heads_before)
         )
@@ -112,6 +113,7 @@ class Head:
             ask=self._ask_if_it_came,
             tell=lambda verb, node: self._requests.begin(verb, node, priority=BLOBS),
             left=self._on_left,
+            changed=self._nodes.changed,
             is_first=not config.heads_before,
             has_journal=self._kept is not None,
         )
@@ -282,15 +284,15 @@ class Head:
         may do no more than that.
         """
         assert self._kept is not None
-        state = self._kept.state
-        machines = load_plain(state["machines"]) if "machines" in state else []
-        lost_before = frozenset(state.get("lost", ()))
+        machines, lost_before, resting = self._nodes.machines, frozenset(self._nodes.lost), self._nodes.resting
         wanted = [machine for machine in machines if machine.node not in lost_before]
         until = self._ways.go_on(wanted)
         there = self.engine.nodes.open_again(wanted, self._config.node_folder, until=until)
         self.engine.link_repair.source = self._machines
         with self._ledger:  # so that no frame of a node is handled before its task is known
             self.engine.use_again(machines, there)
+            for machine in machines[:1]:  # all nodes have as many slots
+                self.engine.members.expect(resting, machine.slots)
             held, ranks = held_by_nodes(self._ledger), held_ranks(self._ledger)
             unfinished = [each for each in self._unfinished if self._kept.get(each[0].number) is not None]
             take_up(self._of_client(), unfinished, held, ranks, frozenset(m.node for m in wanted) - there)
@@ -391,7 +393,7 @@ class Head:
             "client": self.turns.who if self.turns.is_taken else {},
             "left_s": self.turns.left_s,
             "is_ending": self.turns.is_ending,
-            "lost": [] if self._kept is None else self._kept.state.get("lost", []),
+            "lost": self._nodes.lost,
         }
 
     def recall_permits(self) -> None:
@@ -495,53 +497,25 @@ class Head:
         if isinstance(event, NodeLost):
             self._tell_facts()
             self._ledger.after.append(partial(self._ways.lose, event.node, will_return=event.will_be_replaced))
-            self._note_lost(event, is_told=not is_kept)
+            self._nodes.lose(event, is_told=not is_kept)
         elif isinstance(event, NodeReplaced):
-            self._note_replaced(event.node)
+            self._nodes.changed()
 
     def _may_replace(self, node: int) -> bool:
         """Return whether the client of a detached pool can replace a node now. The one beside the head stays lost."""
         is_beside = self._ways.is_beside(self._ledger.machines[node])
         return self.turns.is_linked and self.turns.replaces and not is_beside
 
-    # Lost nodes of a detached pool. They need the ledger's lock.
-
-    def _note_lost(self, event: NodeLost, *, is_told: bool) -> None:
-        """Note that a node will not come back, and keep the event for the next client."""
-        if self._kept is None or event.will_be_replaced:
-            return
-        lost = {*self._kept.state.get("lost", ()), event.node}
-        losses = [*self._kept.state.get("losses", ())]
-        if not is_told:
-            losses.append((event.node, event.reason, time.time()))
-        with contextlib.suppress(UsageError):  # the disk is full: the next head finds out itself
-            self._note(lost=sorted(lost), losses=losses)
-
-    def _note_replaced(self, node: int) -> None:
-        """Note the machines, of which one is another now."""
-        lost = [] if self._kept is None else [other for other in self._kept.state.get("lost", ()) if other != node]
-        with contextlib.suppress(UsageError):  # the disk is full: to the next head the node is lost
-            self._note(machines=dump_plain(list(self._ledger.machines.values())), lost=lost)
-
     def _replace_lost(self) -> None:
         """Let the client replace the nodes that are lost, and those that it sees lost."""
         with self._ledger:
             self.turns.replaces = True
-            if self._kept is not None:
-                self.engine.link_repair.replace_lost(self._kept.state.get("lost", ()))
+            self.engine.link_repair.replace_lost(self._nodes.lost)
 
     def _tell_losses(self) -> None:
         """Send the client the losses that no client was told of."""
-        losses = [] if self._kept is None else self._kept.state.get("losses", [])
-        if not losses:
-            return
-        for node, reason, at in losses:
-            ago = duration(max(0.0, time.time() - at))
-            why = f"{reason}, {ago} ago, while no program had the pool"
-            event = NodeLost(at=at, node=node, reason=why.removeprefix(", "), will_be_replaced=False)
+        for event in self._nodes.take_losses():
             self._tell_event(event)
-        with contextlib.suppress(UsageError):  # the disk is full: the next client is told again
-            self._note(losses=[])
 
     def _tell_facts(self) -> None:
         machines = self._ledger.machines
@@ -585,7 +559,7 @@ class Head:
             "ray_runs": lambda companions: self._note(companions=companions),
             "there": lambda: engine.members.there,
             "is_idle": lambda: engine.members.is_idle,
-            "expect": engine.members.expect,
+            "expect": self._coming.expect,
             "may_hand_over": self._handover.may_go,
             "shared_from": self._handover.take,
             "shared_withdraw": self._on_shared(engine.shared.withdraw),
@@ -647,7 +621,7 @@ class Head:
         if self._ledger.machines:
             return  # asked again, because an earlier process of this head was killed before it answered
         with self._ledger:
-            self._note(machines=dump_plain(machines))
+            self._nodes.begin(machines)
         self.engine.use(machines, self._machines)
         if len(machines) < 2:
             self._ways.go_alone()
