@@ -48,7 +48,8 @@ class Host:
 
     `disk_mib` bounds its disk, which takes memory only as it fills. `users` maps users who may log in by ssh to their
     public keys. None means root and the ordinary users, with the key of the bed. `has_uv` spares each pool the upload
-    of uv: half a second of processor time. `layers` are folders whose files lie over those of the base.
+    of uv: half a second of processor time. `layers` are folders whose files lie over those of the base. `shared` are
+    folders of this machine that it has at the same place.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Host:
         users: Mapping[str, str] | None = None,
         has_uv: bool = False,
         layers: Sequence[Path] = (),
+        shared: Sequence[Path] = (),
     ) -> None:
         self.bed = bed
         self.name = name
@@ -72,7 +74,7 @@ class Host:
         self._disk_mib = disk_mib
         self._users = users
         self._has_uv = has_uv
-        self._layers = tuple(layers)
+        self._layers, self._shared = tuple(layers), tuple(shared)
         third, last = (int(part) for part in address.split(".")[2:])
         self._is_rented = address.startswith(f"{bed.cloud_network}.")
         self._veth = f"{bed.name}{'c' if self._is_rented else '-'}{third:02x}{last:02x}"
@@ -112,6 +114,7 @@ class Host:
         command += ["systemd-nspawn", "-q", "-D", str(self._root), "--boot", "--register=no", "--keep-unit"]
         command += [f"--machine={self.machine}", f"--hostname={self.name}", "--console=pipe", "--resolv-conf=off"]
         command += [f"--network-namespace-path=/run/netns/{self.machine}", "--link-journal=no", "--timezone=off"]
+        command += [f"--bind={folder}" for folder in self._shared]
         with open(self.folder / "console", "ab") as console:
             self._container = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=console, stderr=console, start_new_session=True

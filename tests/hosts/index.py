@@ -36,7 +36,7 @@ from tests.hosts.bed import ROOT, Bed
 __all__ = ["PackageIndex", "ray_wheels", "s3_wheels", "torch_wheels", "wheels"]
 
 # Packages that the examples import. skyward is not among them: the client takes its own build to the nodes.
-PACKAGES = ("cloudpickle", "xxhash", "numpy", "joblib", "scikit-learn", "threadpoolctl", "setuptools")
+PACKAGES = ("cloudpickle", "xxhash", "numpy", "joblib", "scikit-learn", "threadpoolctl", "setuptools", "pytest")
 DEBIAN_PACKAGE = "skyward-tests-hello"
 _OF_DEVELOPERS = re.compile(r"torch/(include/|test/|bin/(?!torch_shm_manager))|.*/tests/")
 
