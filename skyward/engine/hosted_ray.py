@@ -78,9 +78,8 @@ class HostedRay:
 
     def why_needed(self, limit_s: float) -> str:
         """Return why the head still needs the client's channels; see `RayRaiser.why_needed`. One node needs none."""
-        raiser = self._raiser
-        is_alone = raiser is not None and not raiser.has_begun and len(self._ledger.machines) < 2
-        return "" if raiser is None or is_alone else raiser.why_needed(limit_s)
+        is_alone = len(self._ledger.machines) < 2
+        return "" if self._raiser is None or is_alone else self._raiser.why_needed(limit_s)
 
     def stop(self) -> None:
         """Raise Ray no more. Returns at once."""

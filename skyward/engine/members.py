@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from ..errors import PoolClosed
+from ..errors import PoolClosed, UsageError
 from ..schedule.scaling import Demand
 from ..values.machine import Machine
 from ..wire.channel import ChannelClosed
@@ -105,10 +105,11 @@ class Membership:
         Args:
             machines: Their machines. Nodes that are there already, or are being replaced, stay as they are: a client
                 asks again if it does not know whether an earlier process has heard it.
-            then: Called under the ledger's lock when they are used, before a call can be on its way to one.
+            then: Called under the ledger's lock before they are used. If it raises, they are not.
 
         Raises:
             Unreachable: An agent does not answer.
+            UsageError: They cannot be noted.
             PoolClosed: The engine was closed meanwhile.
         """
         links: dict[int, NodeLink] = {}
@@ -117,17 +118,24 @@ class Membership:
         run_side_by_side(partial(self._open, machine, links, errors) for machine in machines)
         ledger = self._ledger
         with ledger:
-            if errors or not ledger.is_open:
-                ledger.after += [link.close for link in links.values()]
-            else:
+            if not errors and ledger.is_open:
                 ledger.links.update(links)
                 for machine in machines:
                     ledger.machines[machine.node] = machine
                     ledger.resting.discard(machine.node)
+                try:
+                    then()
+                except UsageError as error:
+                    errors.append(error)
+                    for machine in machines:
+                        del ledger.links[machine.node], ledger.machines[machine.node]
+                        ledger.resting.add(machine.node)
+            if errors or not ledger.is_open:
+                ledger.after += [link.close for link in links.values()]
+            else:
                 for machine in machines:
                     self._nodes.up(machine)
                 self._nodes.tell_all()
-                then()
         if errors:
             raise errors[0]
         if not ledger.is_open:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ..core.records import dataclass
@@ -118,10 +118,7 @@ class Spending:
                 self._running[event.instance] = (self._clock(), event.price_usd_per_hour)
                 self._begin_watch()
         elif isinstance(event, InstanceTerminated):
-            with self._condition:
-                began, price = self._running.pop(event.instance, (0.0, 0.0))
-                self._ended_usd += self._cost(began, price, self._clock())
-                self._condition.notify_all()
+            self._end(event.instance)
         else:
             return
         self._tell(CostUpdated(price_usd_per_hour=self.price_usd_per_hour, spent_usd=self.spent_usd))
@@ -141,6 +138,18 @@ class Spending:
             self._running = {name: (now - (wall - began), price) for name, (began, price) in facts["running"].items()}
             self._begin_watch()
         self._tell(CostUpdated(price_usd_per_hour=self.price_usd_per_hour, spent_usd=self.spent_usd))
+
+    def keep_only(self, instances: Collection[str]) -> None:
+        """End the accounts of all other machines: the process died that had launched them, and they have ended."""
+        with self._condition:
+            for instance in self._running.keys() - set(instances):
+                self._end(instance)
+
+    def _end(self, instance: str) -> None:
+        with self._condition:
+            began, price = self._running.pop(instance, (0.0, 0.0))
+            self._ended_usd += self._cost(began, price, self._clock())
+            self._condition.notify_all()
 
     def leave(self) -> None:
         """Stop counting, because the machines go on without this process."""

@@ -127,9 +127,10 @@ class Detachment:
 
     def _lose(self, why: str) -> None:
         """Record that the pool has ended, because its head is gone."""
-        self._is_lost = True
-        if self.known is not None:
-            detached.end(self.known, f"because its head was lost ({why})")
+        with self._lock:
+            self._is_lost = True
+            if self.known is not None:
+                detached.end(self.known, f"because its head was lost ({why})")
 
     def go_on(
         self,
@@ -185,75 +186,85 @@ class Detachment:
             return  # the first node is never replaced
         from .blueprint import unpack_blueprint
 
+        there = engine.nodes.agent_pids().keys()
+        if known.is_elastic:  # others were given back, and the client before died before their machines had ended
+            self.known = replace(known, others=tuple(other for other in known.others if other["node"] in there))
+        with self._lock:
+            self._machines, self._source, self._was_let_go = machines, source, True
         try:
             machines.rebuild_by(unpack_blueprint(known, *engine.blueprint()))
         except UsageError as error:
             self.cannot_scale = str(error)
-            lost = {place["node"] for place in known.others} - engine.nodes.agent_pids().keys()
+            lost = {place["node"] for place in known.others} - there
             if lost:
                 _log.warning("lost nodes %s are not replaced: %s", ", ".join(map(str, sorted(lost))), error)
             return
         source.resume(known.pool, [known.machine, *known.others])
-        with self._lock:
-            self._machines, self._source, self._was_let_go = machines, source, True
-        if known.is_elastic:
-            gone = {machine.node for machine in machines} - engine.nodes.agent_pids().keys()
-            for node in sorted(gone):  # it was given back, and the client before died before its machine had ended
-                _give_up(machines, node)
+        for machine in [machine for machine in machines if known.is_elastic and machine.node not in there]:
+            _give_up(machines, machine.node)
+        self.changed()
         engine.replace_lost()
 
     def go_alone(self) -> None:
         """Let the pool go on when this process dies, because its head reaches all nodes. Idempotent."""
         with self._lock:
             self._goes_alone = True
-            if self._machines is None or self._head is None:
+            if self._machines is None or self._head is None or not self._may_record:
                 return
-            self._let_nodes_go(self._machines)
+            self._record(self._machines)
+            self._machines.leave_keeper()
             if not self._was_let_go:
                 self._was_let_go = True
                 self._head.outlive_client()
                 self._machines.outlive_client()
 
-    def _let_nodes_go(self, machines: PoolMachines) -> None:
-        """Let the nodes go on that are there now, and record how the next client reaches them."""
-        assert self._source is not None
-        assert self.known is not None
-        spending, lasts_s = machines.spending, machines.lasts_alone_s
-        others = [machine for machine in machines if machine.node != self.known.machine["node"]]
-        if others:  # else the pool is about to end, or this program has left it
-            places = {place["node"]: place for place in self.known.others}
-            places |= {machine.node: self._source.describe(machine) for machine in others}
-            self.known = replace(self.known, others=tuple(places[node] for node in sorted(places)), spending=spending)
-            detached.record(self.known)
-            machines.leave_keeper()
-            self._limit(lasts_s)
+    @property
+    def _may_record(self) -> bool:
+        """Return whether the pool goes on, and this process has it."""
+        return not (self.leaves or self._is_lost)
 
-    def _limit(self, lasts_s: float | None) -> None:
-        """Tell the head for how long the budget lasts now. An earlier limit holds until it has heard that."""
-        if lasts_s is not None:
-            assert self._engine is not None
-            self._engine.limit(lasts_s)
+    def changed(self) -> None:
+        """Record the machines that are there now, from their launch on, so that the next client counts their cost."""
+        with self._lock:
+            if self._machines is not None and self._may_record:
+                try:
+                    self._record(self._machines)
+                except UsageError as error:  # the disk is full
+                    _log.warning("the next program may not find all nodes: %s", error)
 
     def given_back(self, machine: Machine) -> None:
-        """Strike a machine off the record that an elastic pool has given back, and that has ended.
-
-        Until then it is there, so that its cost ends if this process dies.
-        """
+        """Strike a machine off the record that an elastic pool has given back, and that has ended."""
         with self._lock:
-            if self.known is None or self._machines is None or self.leaves:
-                return
-            ended = machine.peer.private_ip, machine.socket_path
-            others = tuple(other for other in self.known.others if (other["address"], other["socket_path"]) != ended)
-            self.known = replace(self.known, others=others, spending=self._machines.spending)
-            detached.record(self.known)
-            self._limit(self._machines.lasts_alone_s)
+            if self._machines is not None and self._may_record:
+                self._record(self._machines, without=machine)
+
+    def _record(self, machines: PoolMachines, *, without: Machine | None = None) -> None:
+        """Record how the next client reaches the nodes, and tell the head for how long the budget lasts.
+
+        A node that this client does not reach stays on record. Needs the lock.
+        """
+        assert self._source is not None
+        assert self._engine is not None
+        assert self.known is not None
+        struck = None if without is None else (without.peer.private_ip, without.socket_path)
+        before = [other for other in self.known.others if (other["address"], other["socket_path"]) != struck]
+        others = [machine for machine in machines if machine.node != self.known.machine["node"]]
+        places = {place["node"]: place for place in before}
+        places |= {machine.node: self._source.describe(machine) for machine in others}
+        in_order = tuple(places[node] for node in sorted(places))
+        self.known = replace(self.known, others=in_order, spending=machines.spending)
+        detached.record(self.known)
+        lasts_s = machines.lasts_alone_s
+        if lasts_s is not None:
+            self._engine.limit(lasts_s)  # an earlier limit holds until the head has it
 
     def extend(self, seconds: float) -> None:
         """Record that the pool goes on for longer."""
         self.for_s += seconds
-        if self.known is not None:
-            self.known = replace(self.known, detached_for_s=self.for_s)
-            detached.record(self.known)
+        with self._lock:
+            if self.known is not None and not self._is_lost:
+                self.known = replace(self.known, detached_for_s=self.for_s)
+                detached.record(self.known)
 
     def ended(self, why: str) -> None:
         """Record the end of the pool."""
@@ -296,7 +307,8 @@ def check_detached(
             "them, or omit it"
         )
     if not least:
-        raise refuse("its scheduler is on its first node, so it always has one; set nodes=(1, 4), for example")
+        text = "the scheduler of a detached pool is on its first node, so it always has one; set min to 1 or more"
+        raise UsageError(f"min={least}: {text}", field="min", value=least)
     if ends_idle:
         raise refuse("a detached pool neither rests nor closes when it is idle; omit idle_timeout_s and on_idle")
 

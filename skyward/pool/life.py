@@ -15,7 +15,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
@@ -61,6 +61,8 @@ _START_S = 60.0
 """Seconds that a rented machine is assumed to take until its first call, before one was started."""
 _DETACH_S = 300.0
 """Longest wait in seconds of `detach` for Ray."""
+_END_S = 120.0
+"""Longest wait in seconds of `detach` for the end of machines that were given back."""
 _USAGE_S = 2.0
 """Seconds between two NodeUsage events of a node, while somebody listens."""
 
@@ -254,13 +256,21 @@ class PoolLife:
         assert machines is not None
         if scaler is None:
             machines.stop_replacing()
-        with contextlib.nullcontext() if scaler is None else scaler.held(let_go=machines.stop_replacing):
-            if why := engine.why_needed(limit_s):
+        held = contextlib.nullcontext() if scaler is None else scaler.held(limit_s, let_go=machines.stop_replacing)
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(held)
+                why = engine.why_needed(limit_s)
+            except TimeoutError:
+                why = "its head does not answer"
+            if why:
                 self.detached()  # raises if it ended meanwhile
+                fewer = "" if scaler is None else "bring it to one node by scale(1), "
                 raise UsageError(
-                    f"detach(): the pool cannot go on without this program, because {why}; call it again later, or "
-                    "close the pool"
+                    f"detach(): the pool cannot go on without this program, because {why}; call it again later, "
+                    f"{fewer}or close the pool"
                 )
+            machines.wait_ended(_END_S)  # otherwise the record would have them, and their cost
             lasts_s = machines.lasts_alone_s
             if lasts_s is not None and lasts_s <= 0:
                 raise UsageError(
@@ -366,7 +376,8 @@ class PoolLife:
         if self._scaler is not None:
             self._scaler.scale(nodes)
         elif self.detachment is not None and self.detachment.cannot_scale:
-            raise UsageError(self.detachment.cannot_scale, field="nodes", value=nodes)
+            text = f"nodes={nodes}: cannot be launched by this program; {self.detachment.cannot_scale}"
+            raise UsageError(text, field="nodes", value=nodes)
 
     def _start_scaler(self, engine: Engine, machines: PoolMachines) -> None:
         end_early, detachment = weakref.WeakMethod(self._end_early), self.detachment
@@ -405,7 +416,7 @@ class PoolLife:
             self.name,
             budget_usd=self._budget_usd,
             emit=self.announcer.emit,
-            on_changed=presence.tell_nodes,
+            on_changed=partial(_tell_changed, presence, self.detachment),
             on_overspent=lambda error: _call_if_alive(end_early(), error),
         )
 
@@ -451,7 +462,8 @@ class PoolLife:
         observe(self.announcer)
         self.announcer.emit(PoolStarted(pool=self.name, provider=self.provider.name, nodes=self.spec.nodes))
         if self._known is not None:
-            machines.adopt(partial(reach_all, self._known, self.provider), self._known.spending)
+            reach = partial(reach_all, self._known, self.provider)
+            machines.adopt(reach, self._known.spending, self._known.instances)
             return list(machines)
         return machines.launch()
 
@@ -488,9 +500,13 @@ class PoolLife:
         spec = self.spec
         nodes = self.sizing.nodes
         several = {"nodes": spec.nodes, "engine": "ray"} if spec.most_nodes > 1 else {}
-        elastic = {} if nodes.is_fixed else {"nodes": (nodes.min, nodes.max), "max_hourly_cost": spec.max_hourly_cost}
+        elastic: dict[str, Any] = {}
+        if not nodes.is_fixed:
+            elastic = {"nodes": (nodes.min, nodes.max), "max_hourly_cost": spec.max_hourly_cost}
         if self.sizing.idle_timeout_s is not None:
             elastic["idle_timeout_s"] = self.sizing.idle_timeout_s
+        if self.sizing.roles:
+            elastic["roles"] = {role: list(kept) for role, kept in self.sizing.roles.items()}
         return {
             **several,
             **elastic,
@@ -656,6 +672,12 @@ class PoolLife:
                     self.detachment.ended("because its program closed it")
             if scaler is not None:
                 scaler.join()
+
+
+def _tell_changed(presence: Presence, detachment: Detachment | None, machines: Collection[Machine]) -> None:
+    presence.tell_nodes(machines)
+    if detachment is not None:
+        detachment.changed()
 
 
 def _ignore(_: object) -> None: ...

@@ -84,6 +84,8 @@ class PoolMachines:
         self._machines: dict[int, Machine] = {}
         self._spares: dict[int, Machine] = {}
         """Machines that are ready to replace others that the provider will take."""
+        self._ending = 0
+        """Threads that end machines which were given back."""
         self._left: list[Machine] = []
         """Machines to end, once no more are launched."""
         self._replacements = 0
@@ -145,16 +147,21 @@ class PoolMachines:
         if self._rented is not None:
             self._rented.settle(self._pool)
 
-    def adopt(self, reach: Callable[[Emit], list[Machine]], spending: Mapping[str, Any]) -> None:
+    def adopt(
+        self, reach: Callable[[Emit], list[Machine]], spending: Mapping[str, Any], instances: Collection[str]
+    ) -> None:
         """Take machines that another process has launched.
 
         Args:
             reach: Connects to them. It gets the function that receives their events.
             spending: Their cost so far: what `spending` of that process was.
+            instances: Rented machines among them.
         """
         if self._spending is not None:
             self._spending.resume(spending)  # first: it hears of machines that have ended meanwhile
         machines = reach(self._emit)
+        if self._spending is not None:
+            self._spending.keep_only(instances)
         self._machines = {machine.node: machine for machine in machines}
         self._on_changed(machines)
 
@@ -256,14 +263,26 @@ class PoolMachines:
             self._left += old
         self._on_changed(list(self))
         if old:
+            with self._changed:
+                self._ending += 1
             threading.Thread(target=self._end_given_back, args=(old, ended), name="skyward-ending", daemon=True).start()
 
     def _end_given_back(self, machines: list[Machine], ended: Callable[[Machine], object]) -> None:
-        for machine in machines:
-            if self._end_old(machine):
-                with self._lock:
-                    self._left = [other for other in self._left if other is not machine]
-                ended(machine)
+        try:
+            for machine in machines:
+                if self._end_old(machine):
+                    with self._lock:
+                        self._left = [other for other in self._left if other is not machine]
+                    ended(machine)
+        finally:
+            with self._changed:
+                self._ending -= 1
+                self._changed.notify_all()
+
+    def wait_ended(self, limit_s: float) -> None:
+        """Wait until the machines have ended that were given back, for at most this time."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._ending, limit_s)
 
     # For the engine -------------------------------------------------------------------------------------------------
 

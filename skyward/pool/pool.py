@@ -215,7 +215,7 @@ class ComputePool(PoolTarget, NodeAccess, TaskAccess, DetachedAccess, SharedName
             name=name,
             provider=self.provider,
             least=size.min,
-            ends_idle=idle_timeout_s is not None and (size.is_fixed or on_idle == "close"),
+            ends_idle=idle_timeout_s is not None if size.is_fixed else on_idle == "close",
         )
         way = choose_way(
             engine,
@@ -227,7 +227,7 @@ class ComputePool(PoolTarget, NodeAccess, TaskAccess, DetachedAccess, SharedName
             self,
             self.provider,
             spec,
-            sizing=Sizing(nodes=size, idle_timeout_s=idle_timeout_s, on_idle=on_idle, kept=kept),
+            sizing=Sizing(nodes=size, idle_timeout_s=idle_timeout_s, on_idle=on_idle, roles=self._roles),
             # Short, because it becomes part of socket paths, which have 108 bytes at most.
             name=f"{(name or 'pool')[:15]}-{uuid.uuid4().hex[:8]}",
             label=name or "",

@@ -12,7 +12,8 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import field
 from typing import TYPE_CHECKING, Literal
 
 from ..core import interrupts
@@ -46,13 +47,18 @@ class Sizing:
         nodes: Bounds.
         idle_timeout_s: Seconds without use after which the pool rests or closes; None: its default.
         on_idle: Behaviour of an idle pool.
-        kept: Nodes reserved for a role, which are never given back alone.
+        roles: Nodes reserved for each role, which are never given back alone.
     """
 
     nodes: Nodes
-    kept: frozenset[int] = frozenset()
+    roles: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     idle_timeout_s: float | None = None
     on_idle: Literal["rest", "close"] = "rest"
+
+    @property
+    def kept(self) -> frozenset[int]:
+        """Nodes reserved for a role."""
+        return frozenset(node for nodes in self.roles.values() for node in nodes)
 
     @property
     def changes(self) -> bool:
@@ -115,7 +121,7 @@ class PoolScaler:
         """Notified when a look is wanted now, and when a request of a user was carried out."""
         self._looking = threading.Lock()
         """Held while the thread looks, and changes the size."""
-        self._is_stopped = False
+        self._is_stopped = self._is_held = False
         self._thread: threading.Thread | None = None
         self._used_at = clock()
         self._used_nodes = 0
@@ -151,15 +157,30 @@ class PoolScaler:
             self._thread.join(_JOIN_S)
 
     @contextlib.contextmanager
-    def held(self, *, let_go: Callable[[], object]) -> Iterator[None]:
-        """Keep the size as it is within the block. `let_go`: ends the launch that a look waits for, if any."""
-        let_go()
-        while not self._looking.acquire(timeout=_LOOK_S):
-            let_go()
+    def held(self, limit_s: float, *, let_go: Callable[[], object]) -> Iterator[None]:
+        """Keep the size as it is within the block. Calls that wait for a node wait on.
+
+        Args:
+            limit_s: Longest wait for the end of a look.
+            let_go: Ends the launch that a look waits for, if any.
+
+        Raises:
+            TimeoutError: The look did not end, because the head does not answer.
+        """
+        self._is_held = True  # first, so that a launch that ends is no refusal
         try:
-            yield
+            deadline = time.monotonic() + limit_s
+            let_go()
+            while not self._looking.acquire(timeout=_LOOK_S):
+                if time.monotonic() > deadline:
+                    raise TimeoutError
+                let_go()
+            try:
+                yield
+            finally:
+                self._looking.release()
         finally:
-            self._looking.release()
+            self._is_held = False
 
     def touch(self, nodes: int = 0) -> None:
         """Record that a call is about to be sent, to this number of nodes at once."""
@@ -265,7 +286,9 @@ class PoolScaler:
             return self._grow(new, nodes, why, is_asked=is_asked)
         if self._is_visited():
             return None
-        self._shrink(demand, nodes - wanted, nodes, "asked for" if is_asked else size.why)
+        # The program may not know yet of a node that the head has lost.
+        present = min(nodes, len(demand.loads.keys() - members.leaving))
+        self._shrink(demand, present - wanted, nodes, "asked for" if is_asked else size.why)
         return None
 
     def _chosen(self, demand: Demand, resting: Sequence[int], count: int) -> list[int]:
@@ -355,7 +378,7 @@ class PoolScaler:
                 self._joined_at = self._clock()
                 self._bounds = dataclasses.replace(self._bounds, start_s=self._joined_at - began)
                 break
-        if error is not None and not self._is_stopped:
+        if error is not None and not (self._is_stopped or self._is_held):
             if is_asked:  # otherwise a node was lost that its user had, and it is tried again
                 self._pin = None
             self._fail(before + len(new), wanted, str(error).partition("\n")[0].rstrip(":"))
@@ -370,7 +393,7 @@ class PoolScaler:
         try:
             self._engine.members.join(machines)
         except BaseException:
-            self._machines.give_back(nodes)
+            self._machines.give_back(nodes, ended=self._given_back)
             raise
 
     def _fail(self, nodes: int, wanted: int, reason: str) -> None:

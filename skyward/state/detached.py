@@ -64,6 +64,11 @@ class DetachedPool:
         return bool(self.ended_at)
 
     @property
+    def instances(self) -> frozenset[str]:
+        """Rented machines on record."""
+        return frozenset(place["instance"] for place in (self.machine, *self.others) if "instance" in place)
+
+    @property
     def may_have_several(self) -> bool:
         """Return whether the pool has several nodes, or is elastic."""
         return bool(self.image or self.others)

@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from skyward.engine.kept_received import KeptReceived
-from skyward.errors import NodeLost, PoolClosed
+from skyward.errors import NodeLost, PoolClosed, UsageError
 from skyward.events import NodeLost as NodeLostEvent
 from skyward.node.slot.link import blob_body
 from skyward.wire.blobs import Blob
@@ -160,6 +160,24 @@ def test_a_node_joins_once_however_often_that_is_asked(parts: Parts) -> None:
     members.join([parts.ledger.machines[0]], then=lambda: changes.append(members.there))
     assert changes == [(0,)]
     assert parts.ledger.links[0] is link
+
+
+def test_a_node_that_cannot_be_noted_does_not_join(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    members = parts.members()
+    parts.add_node(1)
+    link, machine = parts.ledger.links[1], parts.ledger.machines[1]
+    members.give_back(1)
+    waiting = parts.submit()
+    monkeypatch.setattr(parts.nodes.opener, "open", lambda machine: link)
+
+    def refuse() -> None:
+        raise UsageError("journal: there is no room; free some")
+
+    with pytest.raises(UsageError, match="no room"):
+        members.join([machine], then=refuse)
+    assert (members.there, parts.ledger.resting, dict(parts.ledger.links)) == ((), {1}, {})
+    assert waiting.told == []
+    assert members.demand().waiting == 1
 
 
 def test_calls_that_only_an_absent_node_could_run_fail_when_it_cannot_come(parts: Parts) -> None:

@@ -174,20 +174,37 @@ class TestElastic:
             assert len(where()() @ pool) == 2
             pool.detach()
 
+    def test_a_call_that_names_a_coming_node_waits_for_the_next_program(self, place: Place) -> None:
+        pool = attach()
+        pool.scale(1)
+        until(lambda: others() == [])
+        events: list[sky.events.Event] = []
+        pool.detach()
+        pool = attach(events)
+        future = where()() > pool.node(1)
+        until(lambda: any(isinstance(event, sky.events.PoolScaled) for event in events))
+        pool.detach()  # while the node is launched
+        del future
+        pool = attach()
+        (call,) = pool.calls()
+        assert pool.future(call).result(LIMIT_S) in [host.name for host in place.hosts[1:]]
+        pool.scale(2)
+        pool.detach()
+
     def test_a_head_that_is_killed_knows_its_nodes_and_those_that_rest(self, place: Place) -> None:
         for host in place.hosts:
             host.run("rm", "-f", GO)
         pool = attach()
-        pool.scale(2)  # node 2, and the first
+        pool.scale(2)
         run = wait_for_go()
-        futures = [run(node) > pool.node(node) for node in (0, 2)]
+        futures = [run(node) > pool.node(node) for node in range(2)]
         until(lambda: all(future.running() for future in futures))
         pool.detach()
         kill_head(place.hosts[0])
         go(place)
         pool = attach()
-        assert sorted(pool.future(call).result(60) for call in pool.calls()) == [0, 2]
-        assert where()() >> pool.node(1) in [host.name for host in place.hosts]
+        assert sorted(pool.future(call).result(60) for call in pool.calls()) == [0, 1]
+        assert where()() >> pool.node(2) in [host.name for host in place.hosts]
         assert len(set(where()() @ pool)) == 3
         pool.detach()
         assert others() == [1, 2]

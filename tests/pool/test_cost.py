@@ -72,6 +72,18 @@ class TestSpending:
         second.leave()
         assert spending(now).lasts_s(0.0) is None
 
+    def test_a_machine_that_no_record_has_costs_nothing_more(self) -> None:
+        now = Now()
+        first = spending(now)
+        first.take(launched("a", 3.6))
+        first.take(launched("b", 7.2))
+        second = spending(now)
+        second.resume(first.facts())
+        now.seconds = 1000.0
+        second.keep_only({"a"})  # the first program died before the launch of "b" was over
+        assert second.spent_usd == pytest.approx(3.0)
+        assert second.price_usd_per_hour == pytest.approx(3.6)
+
     def test_cost_counts_by_the_second_from_launch_to_termination(self) -> None:
         now = Now()
         account = spending(now)

@@ -34,12 +34,10 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({"provider": SSH, "detached_for_s": float("inf"), "name": "a"}, "must be a number of seconds > 0"),
         ({"provider": SSH, "detached_for_s": 60}, 'needs a name, by which clients attach; set name="train"'),
         ({"provider": sky.Local(), "detached_for_s": 60, "name": "a"}, "not supported with local"),
-        ({"provider": SSH, "nodes": (0, 2), "detached_for_s": 60, "name": "a"}, r"its first node, .* nodes=\(1, 4\)"),
         ({"any_of": [SSH, sky.AWS()], "detached_for_s": 60, "name": "a"}, "not supported with several sources"),
         ({"provider": SSH, "idle_timeout_s": 9, "detached_for_s": 60, "name": "a"}, "omit idle_timeout_s"),
         (
-            {"provider": SSH, "nodes": (1, 2), "idle_timeout_s": 9, "on_idle": "close"}
-            | {"detached_for_s": 60, "name": "a"},
+            {"provider": SSH, "nodes": (1, 2), "on_idle": "close", "detached_for_s": 60, "name": "a"},
             "neither rests nor closes when it is idle; omit idle_timeout_s and on_idle",
         ),
     ],
@@ -48,6 +46,12 @@ def test_an_illegal_detached_pool_is_refused_before_anything_starts(options: dic
     with pytest.raises(UsageError, match=f"detached_for_s=.*{problem}") as refused:
         sky.ComputePool(**options)
     assert refused.value.field == "detached_for_s"
+
+
+def test_a_detached_pool_always_has_a_node() -> None:
+    with pytest.raises(UsageError, match="min=0: the scheduler of a detached pool is on its first node") as refused:
+        sky.ComputePool(SSH, nodes=(0, 2), detached_for_s=60, name="a")
+    assert (refused.value.field, refused.value.value) == ("min", 0)
 
 
 def a_pool(**fields: Any) -> DetachedPool:

@@ -31,7 +31,8 @@ class ComingNodes:
         ask: Asks the client, behind all outcomes, whether it is there.
         tell: Sends it a request about a node, behind all outcomes.
         left: Called with the number of a node that was given back.
-        changed: Notes which nodes there are, and which may come. Called when others are.
+        note: Notes which nodes there are, and which may come. Raises UsageError if there is no room.
+        changed: The same if there is room.
         is_first: Whether this is the pool's first head.
         has_journal: Whether outcomes are in a journal, so that nobody waits until the client has them.
     """
@@ -44,13 +45,14 @@ class ComingNodes:
         ask: Callable[[], Future[Any]],
         tell: Callable[[str, int], Future[Any]],
         left: Callable[[int], object],
+        note: Callable[[], object],
         changed: Callable[[], object],
         is_first: bool,
         has_journal: bool,
     ) -> None:
         self._members = members
         self._ask, self._tell = ask, tell
-        self._left, self._changed = left, changed
+        self._left, self._note, self._changed = left, note, changed
         if not has_journal:
             relief.confirm = partial(self._confirm, "relieved")
         self.are_known = threading.Event()
@@ -78,7 +80,7 @@ class ComingNodes:
         self._members.expect(nodes, slots, then=self._changed)
 
     def _join(self, machines: Sequence[Machine]) -> None:
-        self._members.join(machines, then=self._changed)
+        self._members.join(machines, then=self._note)
 
     def _leave(self, node: int) -> list[int]:
         """Send a node no new calls, and return all nodes that get none."""

@@ -113,6 +113,7 @@ class Head:
             ask=self._ask_if_it_came,
             tell=lambda verb, node: self._requests.begin(verb, node, priority=BLOBS),
             left=self._on_left,
+            note=self._nodes.note,
             changed=self._nodes.changed,
             is_first=not config.heads_before,
             has_journal=self._kept is not None,
@@ -182,6 +183,8 @@ class Head:
             client.attach(ends, hello["received"])
             self.tell_kept_output()
             self._tell_losses()
+            if self.turns.replaces:
+                self.engine.link_repair.replace_lost(self._nodes.lost)  # while its link was broken
         self._ledger.watcher.wake()
 
     def _refuse_unknown(self, hello: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from .plain import dump_plain, load_plain
 class KeptNodes:
     """Nodes as the next process of a head finds them. Used under the ledger's lock, which `changed` takes.
 
-    If the disk is full, they stay as they were noted before: the next process finds out itself.
+    If the disk is full, no node joins, and others stay as they were noted: the next process finds out itself.
 
     Args:
         ledger: Shared state of the engine.
@@ -52,11 +52,16 @@ class KeptNodes:
             self._kept.note(machines=dump_plain(list(machines)))
 
     def changed(self) -> None:
-        """Note which nodes there are now."""
+        """Note which nodes there are now, if there is room."""
+        with contextlib.suppress(UsageError):
+            self.note()
+
+    def note(self) -> None:
+        """Note which nodes there are now. Raises UsageError if the journal has no room for them."""
         if self._kept is None:
             return
         ledger = self._ledger
-        with ledger, contextlib.suppress(UsageError):
+        with ledger:
             machines = [machine for node, machine in ledger.machines.items() if node not in ledger.resting]
             lost = [node for node in self.lost if node not in ledger.links and node not in ledger.resting]
             self._kept.note(machines=dump_plain(machines), lost=lost, resting=sorted(ledger.resting))

@@ -353,6 +353,7 @@ class RayRaiser:
 
     def _adopt(self) -> bool:
         """Take the Ray of an earlier client, and return whether it is of use: it carries all links, or can."""
+        self._began_at = time.monotonic()
         assert self._ask is not None
         try:
             told = self._ask("ray_there", timeout_s=_ASK_S)
