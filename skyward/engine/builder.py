@@ -99,7 +99,7 @@ class TaskBuilder:
         if options.max_restarts or options.hang_timeout_s:
             refuse_gang_options(options, name)
         timeout_s = options.timeout_s
-        return task_class(
+        task = task_class(
             id=task_id,
             name=name,
             head=_head(function.digest, mode, kind, inputs, window, place),
@@ -109,6 +109,9 @@ class TaskBuilder:
             timeout_s=self._default_timeout_s if timeout_s is None else timeout_s,
             **fields,
         )
+        if payload.blobs and any(blob.in_memory() is not None for blob in payload.blobs):
+            task.in_bulk = False  # descriptors are scarce, and each of these takes some once it is sent
+        return task
 
     def gang(
         self,

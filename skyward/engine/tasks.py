@@ -208,7 +208,9 @@ class Task:
     rerun: Rerun | None = field(default=None, init=False)
     """Set while it is open if it may be submitted again."""
     in_bulk: bool = field(default=True, init=False)
-    """Whether it may be sent in advance with many others. False: its future cannot be cancelled once it is sent."""
+    """Whether it may be sent in advance with many others. False: its future cannot be cancelled once it is sent, or
+    descriptors for its arguments are scarce.
+    """
 
     handles_loss: ClassVar[bool] = False
     """Whether `on_lost` handles the loss of its process. The engine then does not retry the task."""

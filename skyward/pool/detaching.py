@@ -91,6 +91,7 @@ class Detachment:
 
     def begin(self, name: str) -> None:
         """Prepare a start. Raises UsageError if another detached pool has the name."""
+        self._is_lost = self._was_let_go = False
         self.leaves = self.was_known  # until it has the pool, this process may end nothing of it
         if not self.was_known:
             self.known = None
@@ -211,7 +212,7 @@ class Detachment:
             self._goes_alone = True
             if self._machines is None or self._head is None or not self._may_record:
                 return
-            self._record(self._machines)
+            self._record_if_there_is_room(self._machines)
             self._machines.leave_keeper()
             if not self._was_let_go:
                 self._was_let_go = True
@@ -227,16 +228,19 @@ class Detachment:
         """Record the machines that are there now, from their launch on, so that the next client counts their cost."""
         with self._lock:
             if self._machines is not None and self._may_record:
-                try:
-                    self._record(self._machines)
-                except UsageError as error:  # the disk is full
-                    _log.warning("the next program may not find all nodes: %s", error)
+                self._record_if_there_is_room(self._machines)
 
     def given_back(self, machine: Machine) -> None:
         """Strike a machine off the record that an elastic pool has given back, and that has ended."""
         with self._lock:
             if self._machines is not None and self._may_record:
-                self._record(self._machines, without=machine)
+                self._record_if_there_is_room(self._machines, without=machine)
+
+    def _record_if_there_is_room(self, machines: PoolMachines, *, without: Machine | None = None) -> None:
+        try:
+            self._record(machines, without=without)
+        except UsageError as error:  # the disk is full
+            _log.warning("the next program may not find all nodes: %s", error)
 
     def _record(self, machines: PoolMachines, *, without: Machine | None = None) -> None:
         """Record how the next client reaches the nodes, and tell the head for how long the budget lasts.
@@ -255,7 +259,7 @@ class Detachment:
         self.known = replace(self.known, others=in_order, spending=machines.spending)
         detached.record(self.known)
         lasts_s = machines.lasts_alone_s
-        if lasts_s is not None:
+        if lasts_s is not None and not self.cannot_scale:  # else the cost here may be that of an old file
             self._engine.limit(lasts_s)  # an earlier limit holds until the head has it
 
     def extend(self, seconds: float) -> None:

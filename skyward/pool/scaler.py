@@ -375,7 +375,7 @@ class PoolScaler:
                 is_scarce = isinstance(failure, NoCapacity | QuotaExceeded | BudgetExceeded)
                 new = new[: len(new) // 2] if is_scarce and before else []
             else:
-                self._joined_at = self._clock()
+                self._used_at = self._joined_at = self._clock()  # a launch may take longer than an idle timeout
                 self._bounds = dataclasses.replace(self._bounds, start_s=self._joined_at - began)
                 break
         if error is not None and not (self._is_stopped or self._is_held):

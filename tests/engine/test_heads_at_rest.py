@@ -161,6 +161,7 @@ def test_a_head_that_begins_while_the_pool_moves_to_its_first_node_keeps_the_poo
     resting: Resting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool, members, killed = resting.pool, members_of(resting.pool), list[int]()
+    until(lambda: len(heads_of(os.getpid())) == 1)  # a former one may still be ending
     reach = OtherHeads._reach  # private: it is called between the question whether the head may move, and the move
 
     def kill_and_reach(self: OtherHeads, config: HeadConfig, place: HeadPlace, node: int | None) -> Any:

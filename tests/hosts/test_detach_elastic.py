@@ -143,7 +143,7 @@ class TestElastic:
         assert "3/1-3" in capsys.readouterr().out
         go(place)
         pool = attach()
-        assert pool.engine == "ray"
+        until(lambda: pool.engine == "ray", within_s=LIMIT_S)
         assert sorted(pool.future(call).result(60) for call in pool.calls()) == [0, 1, 2]
         assert sorted(where()() @ pool) == [host.name for host in place.hosts]
         pool.detach()
@@ -189,6 +189,23 @@ class TestElastic:
         (call,) = pool.calls()
         assert pool.future(call).result(LIMIT_S) in [host.name for host in place.hosts[1:]]
         pool.scale(2)
+        pool.detach()
+
+    def test_a_node_that_was_to_go_takes_calls_of_the_next_program(self, place: Place) -> None:
+        for host in place.hosts:
+            host.run("rm", "-f", GO)
+        pool = attach()
+        pool.scale(2)
+        future = wait_for_go()(7) > pool.node(1)
+        until(future.running)
+        pool.scale(1)  # node 1 goes when its call has ended
+        pool.detach()
+        del future
+        pool = attach()
+        assert (where()() > pool.node(1)).result(LIMIT_S) in [host.name for host in place.hosts[1:]]
+        go(place)
+        (call,) = pool.calls()
+        assert pool.future(call).result(60) == 7
         pool.detach()
 
     def test_a_head_that_is_killed_knows_its_nodes_and_those_that_rest(self, place: Place) -> None:

@@ -261,8 +261,8 @@ def test_an_elastic_pool_rents_and_gives_back_machines_for_each_program(ec2: Ec2
     pool = sky.ComputePool.attach("train", logs=False, console=False)
     assert len(where() @ pool) == 2
     pool.scale(1)
-    pool.detach()  # waits for the end of the other machine
-    assert running(ec2) == {first}
+    until(lambda: running(ec2) == {first}, REPLACED_S)
+    pool.detach()  # waits until the record knows that
     assert recorded("train").others == ()
     assert set(recorded("train").spending["running"]) == {first}, "what has ended costs nothing more"
     with sky.ComputePool.attach("train", logs=False, console=False) as pool:

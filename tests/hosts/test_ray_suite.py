@@ -40,7 +40,7 @@ def pool(bed: Bed, addresses: Iterator[str], ray_index: PackageIndex, folder: Pa
         with raised_pool(provider, nodes=2, concurrency=2, cancel_grace_s=0.3, image=image, logs=False) as pool:
             until(lambda: pool.engine == "ray", within_s=LIMIT_S)
             yield pool
-            assert pool.engine == "ray"
+            until(lambda: pool.engine == "ray", within_s=LIMIT_S)
     finally:
         for host in hosts:
             host.destroy()

@@ -353,6 +353,9 @@ class Head:
         self._ways.lose(node, will_return=False)
         with self._ledger:
             self._tell_facts()
+            is_last = len(self._ledger.machines) < 2
+        if is_last:  # the one beside this head needs no Ray
+            self._ways.go_alone()
 
     def _register(self) -> None:
         """Handle the frames of whoever is the client."""
@@ -440,6 +443,12 @@ class Head:
         self._shared.clear()
         self.engine.tell_tasks(False)
         self.engine.nodes.ask_usage(0.0)
+        self._keep_leaving()
+
+    def _keep_leaving(self) -> None:
+        """Send calls again to the nodes that were to go: only their client would have given them back."""
+        members = self.engine.members
+        members.stay(len(members.leaving))
 
     def tell_kept_output(self) -> None:
         """Send the client the lines that came while it was away, and the number of those that were dropped."""
@@ -614,6 +623,7 @@ class Head:
         """Let the client go for good."""
         with self._ledger:
             self.turns.go()
+            self._keep_leaving()
             self._of_client().leave(self.turns.first_number_of(self.turns.sessions + 1))
 
     def _end(self, answer: Answer) -> None:

@@ -241,8 +241,9 @@ class RayRaiser:
         self._emit(EngineLost(engine=_NAME, reason=why))
 
     def forget(self, node: int) -> None:
-        """Forget Ray's processes on a node that was given back. They end with it."""
+        """Forget Ray's processes on a node that was given back. They end with it. One node needs no Ray to come up."""
         with self._lock:
+            self._is_first &= len(self._machines) > 1
             if self._ray is not None:
                 self._ray.companions.pop(node, None)
 
@@ -360,6 +361,7 @@ class RayRaiser:
         except (SkywardError, TimeoutError) as error:  # what there is of it ends with the nodes
             self._why = str(error)
             return False
+        self._is_first = not told["address"]  # there was only one node
         ray = _Ray(None, address=told["address"])
         if keys := told.get("keys"):  # heads of an older version keep none
             with contextlib.suppress(MissingDependency):  # as if they were lost
