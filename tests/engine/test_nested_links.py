@@ -79,12 +79,12 @@ def test_large_arguments_block_no_other_traffic(tmp_path: Path) -> None:
         target = pool.node(1)
 
         def parent() -> int:
-            future = reverse(np.zeros(8_000_000)) > target  # 64 MB up, down, up and down
+            future = reverse(np.zeros(20_000_000)) > target  # 160 MB up, down, up and down
             count = 0
             while not future.done():
                 assert note(tmp_path / "beside", count) >> target == count
                 count += 1
-            assert len(future.result()) == 8_000_000
+            assert len(future.result()) == 20_000_000
             return count
 
         # On each of its four ways the large one could hold up one call, if calls waited for it. A busy machine may let

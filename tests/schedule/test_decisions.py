@@ -103,10 +103,12 @@ class Decisions(RuleBasedStateMachine):
     def compare(self, placements: dict[int, Send | StartGang], order: list[int]) -> bool:
         """Take off the placements that are as expected, and return whether some are left for another round.
 
-        A place in advance that an older entry has kept from its line may be taken after newer entries were placed.
+        A place in advance that an older entry has kept from its line may be taken after newer entries were placed, or
+        between them.
         """
         reserved: set[int] = set()
         blocked: set[object] = set()
+        late: dict[int, tuple[Waiting, set[int]]] = {}
         is_closed = False
         comes_later, before = False, len(order)
         while entry := min((e for e in self.waiting if e.line not in blocked), key=lambda e: e.turn, default=None):
@@ -118,11 +120,17 @@ class Decisions(RuleBasedStateMachine):
                 assert all(self.nodes[n].room <= 0 for (n,) in choices), "an older entry could have a free slot"
                 comes_later = True
                 blocked.add(entry.line)
+                late[entry.number] = entry, set(reserved)
                 continue
             action = placements.pop(entry.number, None)
             if action is not None:
                 assert order.pop(0) == entry.number, "an older entry could be placed"
                 self.place(entry, action.nodes if isinstance(action, StartGang) else (action.node,), choices)
+                while order and order[0] in late:
+                    passed, kept = late.pop(order.pop(0))
+                    sent = placements.pop(passed.number)
+                    assert isinstance(sent, Send)
+                    self.place(passed, (sent.node,), self.choices(passed, kept))
                 continue
             if choices:
                 # Only a place in advance may be left out, after an older entry has waited for some of the same nodes.
