@@ -206,13 +206,18 @@ class Detachment:
         self.changed()
         engine.replace_lost()
 
-    def go_alone(self) -> None:
-        """Let the pool go on when this process dies, because its head reaches all nodes. Idempotent."""
+    def go_alone(self, *, needs_record: bool = False) -> None:
+        """Let the pool go on when this process dies, because its head reaches all nodes. Idempotent.
+
+        Args:
+            needs_record: Whether nothing is let go that cannot be recorded, which raises UsageError then.
+        """
         with self._lock:
             self._goes_alone = True
             if self._machines is None or self._head is None or not self._may_record:
                 return
-            self._record_if_there_is_room(self._machines)
+            record = self._record if needs_record else self._record_if_there_is_room
+            record(self._machines)
             self._machines.leave_keeper()
             if not self._was_let_go:
                 self._was_let_go = True
@@ -257,10 +262,10 @@ class Detachment:
         places |= {machine.node: self._source.describe(machine) for machine in others}
         in_order = tuple(places[node] for node in sorted(places))
         self.known = replace(self.known, others=in_order, spending=machines.spending)
-        detached.record(self.known)
         lasts_s = machines.lasts_alone_s
         if lasts_s is not None and not self.cannot_scale:  # else the cost here may be that of an old file
             self._engine.limit(lasts_s)  # an earlier limit holds until the head has it
+        detached.record(self.known)
 
     def extend(self, seconds: float) -> None:
         """Record that the pool goes on for longer."""

@@ -279,7 +279,7 @@ class PoolLife:
                     field="budget_usd",
                     value=self._budget_usd,
                 )
-            detachment.go_alone()
+            detachment.go_alone(needs_record=True)
             detachment.leaves = True
             if scaler is not None:
                 scaler.stop()

@@ -172,6 +172,7 @@ class Head:
                 channel = StreamChannel(checks_blobs=True)
                 channel.attach(ends, hello["received"])
                 self._take(channel, continues=continues)
+                self._keep_leaving()
                 if self.turns.is_ending:
                     self._warn(left_s)
                 return
@@ -443,7 +444,6 @@ class Head:
         self._shared.clear()
         self.engine.tell_tasks(False)
         self.engine.nodes.ask_usage(0.0)
-        self._keep_leaving()
 
     def _keep_leaving(self) -> None:
         """Send calls again to the nodes that were to go: only their client would have given them back."""
@@ -623,8 +623,8 @@ class Head:
         """Let the client go for good."""
         with self._ledger:
             self.turns.go()
-            self._keep_leaving()
             self._of_client().leave(self.turns.first_number_of(self.turns.sessions + 1))
+            self._keep_leaving()
 
     def _end(self, answer: Answer) -> None:
         answer("ok", None)  # leaves at the end of this block of the ledger, before anything is closed

@@ -241,9 +241,8 @@ class RayRaiser:
         self._emit(EngineLost(engine=_NAME, reason=why))
 
     def forget(self, node: int) -> None:
-        """Forget Ray's processes on a node that was given back. They end with it. One node needs no Ray to come up."""
+        """Forget Ray's processes on a node that was given back. They end with it."""
         with self._lock:
-            self._is_first &= len(self._machines) > 1
             if self._ray is not None:
                 self._ray.companions.pop(node, None)
 
@@ -386,8 +385,11 @@ class RayRaiser:
         except (SkywardError, TimeoutError, OSError) as error:
             self._why = str(error)
             return False
-        if self._may_give_up and not self._is_lost.wait(self._image.bootstrap_timeout_s + _START_S):
-            self._end_tries("it does not reach all nodes; let their private addresses reach each other on all ports")
+        while self._may_give_up and not self._is_lost.wait(self._image.bootstrap_timeout_s + _START_S):
+            if len(self._machines) > 1:  # one node has nobody to reach, until the pool grows
+                self._end_tries(
+                    "it does not reach all nodes; let their private addresses reach each other on all ports"
+                )
         self._is_lost.wait()
         return ray.has_carried
 
