@@ -265,7 +265,8 @@ class PoolLife:
                 why = "its head does not answer"
             if why:
                 self.detached()  # raises if it ended meanwhile
-                fewer = "" if scaler is None else "bring it to one node by scale(1), "
+                may_be_one = scaler is not None and self.sizing.nodes.min == 1
+                fewer = "bring it to one node by scale(1), " if may_be_one else ""
                 raise UsageError(
                     f"detach(): the pool cannot go on without this program, because {why}; call it again later, "
                     f"{fewer}or close the pool"

@@ -69,8 +69,7 @@ def place(
             for pool in detached.detached_pools():
                 if not pool.has_ended:
                     main(["down", pool.pool, "--yes"])
-            for host in here.hosts:
-                host.run("rm", "-f", GO)
+            stop_going(here)
     nothing_runs_on(here.hosts)
 
 
@@ -104,6 +103,11 @@ def wait_for_go() -> sky.ComputeFunction[[int], int]:
 def go(place: Place) -> None:
     for host in place.hosts:
         host.write(GO, "")
+
+
+def stop_going(place: Place) -> None:
+    for host in place.hosts:
+        host.run("rm", "-f", GO)
 
 
 class TestElastic:
@@ -192,8 +196,7 @@ class TestElastic:
         pool.detach()
 
     def test_a_node_that_was_to_go_takes_calls_of_the_next_program(self, place: Place) -> None:
-        for host in place.hosts:
-            host.run("rm", "-f", GO)
+        stop_going(place)
         pool = attach()
         pool.scale(2)
         future = wait_for_go()(7) > pool.node(1)
@@ -209,8 +212,7 @@ class TestElastic:
         pool.detach()
 
     def test_a_head_that_is_killed_knows_its_nodes_and_those_that_rest(self, place: Place) -> None:
-        for host in place.hosts:
-            host.run("rm", "-f", GO)
+        stop_going(place)
         pool = attach()
         pool.scale(2)
         run = wait_for_go()
