@@ -89,7 +89,11 @@ class Login:
 
 @contextmanager
 def raised(
-    other: Login | None = None, stood: list[str] | None = None, *, is_needed: bool = True
+    other: Login | None = None,
+    stood: list[str] | None = None,
+    *,
+    is_needed: bool = True,
+    on_up: Callable[[list[Any]], object] | None = None,
 ) -> Iterator[tuple[RayRaiser, list[str], list[Any]]]:
     """Raise Ray, which the pool needs, on a node with room and another one. `stood`: folders of Ray on the first."""
     reasons, events, stood = list[str](), list[Any](), [] if stood is None else stood
@@ -100,7 +104,13 @@ def raised(
         reasons.append(reason)
         assert is_cut == ("network:" in reason)
 
-    raiser = RayRaiser(sky.Image(), emit=events.append, failed=failed if is_needed else None, pause_s=0.02)
+    raiser = RayRaiser(
+        sky.Image(),
+        emit=events.append,
+        failed=failed if is_needed else None,
+        on_up=lambda: None if on_up is None else on_up(events),
+        pause_s=0.02,
+    )
 
     def ask(verb: str, *arguments: Any, timeout_s: float | None = None) -> None:
         if verb == "ray_stands":
@@ -128,6 +138,22 @@ def test_a_pool_that_needs_ray_ends_if_one_node_cannot_have_it() -> None:
     with raised() as (raiser, reasons, events):
         ask_for_node_1(raiser, lambda: reasons)
         assert (reasons, events, raiser.is_up) == ([WHY], [], False)
+
+
+def test_the_event_says_that_ray_carries_the_calls_after_a_detached_pool_was_let_go() -> None:
+    """Whoever reads it may kill the program, and the pool goes on."""
+    before, may_go_on = list[list[Any]](), threading.Event()
+
+    def let_go(events: list[Any]) -> None:
+        assert may_go_on.wait(60)
+        before.append(list(events))
+
+    with raised(Login(has_room=True), on_up=let_go) as (raiser, _, events):
+        raiser.verbs["ray_carries"]([1], [])
+        assert (raiser.is_up, events) == (True, [])
+        may_go_on.set()
+        until(lambda: events)
+    assert (before, [type(event).__name__ for event in events]) == ([[]], ["EngineUp"])
 
 
 def test_a_pool_that_does_not_need_ray_is_told_once_that_one_node_cannot_have_it() -> None:

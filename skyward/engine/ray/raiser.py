@@ -99,7 +99,7 @@ class RayRaiser:
         failed: Called once with the reason if Ray does not come up, because the pool needs it, and with whether nodes
             cannot connect to each other. None: the pool goes on without Ray, and one event says why.
         after_s: Seconds until Ray is raised. A pool that is open for less does not need it.
-        on_up: Called in a thread of its own when Ray carries all links, each time.
+        on_up: Called in a thread of its own when Ray carries all links, each time. The event follows its return.
         pause_s: Seconds between the first two starts that fail.
         is_detached: Whether the pool goes on without this client. Its Ray waits longer for a silent node then, because
             nobody may be there to start it again, and the head keeps the keys.
@@ -285,8 +285,14 @@ class RayRaiser:
             self._was_up |= is_up
             self._changed.notify_all()
         if is_up and not was_up:
-            start_thread(self._on_up, name="skyward-ray-up", failed=report)
-            self._emit(EngineUp(engine=_NAME, seconds=time.monotonic() - self._began_at))
+            up = EngineUp(engine=_NAME, seconds=time.monotonic() - self._began_at)
+            start_thread(lambda: self._tell_up(up), name="skyward-ray-up", failed=report)
+
+    def _tell_up(self, up: EngineUp) -> None:
+        """Say that Ray carries all links, after what depends on it: who reads it may end the program of a pool."""
+        self._on_up()
+        if self._is_up:  # otherwise its loss was told meanwhile
+            self._emit(up)
 
     def _on_lacking(self, node: int) -> None:
         """Start Ray on a node that it should reach and does not."""
