@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from errno import EADDRINUSE, EADDRNOTAVAIL
 
 from ..errors import RendezvousFailed
@@ -17,6 +19,10 @@ limits of torch and JAX are the same."""
 OPEN_PORTS = "open the TCP ports between the nodes, and read the output of the other ranks"
 _MAX_PAUSE_S = 0.05
 """Longest pause, in seconds, between two attempts to reach rank 0."""
+_NUMBER = struct.Struct("!I")
+"""What a rank says at its end: its number."""
+_LOOK_AFTER_S = 60
+"""Silence in seconds after which a rank looks whether rank 0 is still there."""
 _PROXIES = ("http_proxy", "https_proxy", "grpc_proxy")
 
 
@@ -50,16 +56,56 @@ def wait_for_head(rank: Rank) -> None:
     Raises:
         RendezvousFailed: rank 0 did not listen within `MEETING_LIMIT_S`.
     """
+    _connected(rank).close()
+
+
+@contextmanager
+def leaving_together(rank: Rank) -> Iterator[None]:
+    """Return from the block on no rank before all ranks are at its end, for a framework that does not see to it.
+
+    A rank whose process exits closes its connections, from which a slower one may still read the last message. Rank 0
+    listens at `rank.head_port` from the beginning. A block that raises does not wait: the engine then stops the others.
+    For the same reason nothing limits the wait for a rank that works longer than the rest.
+
+    Raises:
+        RendezvousFailed: at the beginning: the port is taken. The engine then retries the gang once on another port.
+    """
+    if rank.rank:
+        yield
+        # If rank 0 is gone, there is nothing to wait for.
+        with suppress(OSError, RendezvousFailed), _connected(rank) as head:
+            head.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            head.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _LOOK_AFTER_S)
+            head.sendall(_NUMBER.pack(rank.rank))
+            head.recv(1)
+        return
+    with ExitStack() as links:
+        listener = links.enter_context(listen_at_head(rank))
+        listener.listen(rank.world_size)
+        yield
+        missing = set(range(1, rank.world_size))
+        while missing:
+            link = links.enter_context(listener.accept()[0])
+            link.settimeout(MEETING_LIMIT_S)
+            with suppress(OSError):  # a stranger, or a rank whose node is lost
+                said = link.recv(_NUMBER.size, socket.MSG_WAITALL)
+                if len(said) == _NUMBER.size:
+                    missing.discard(*_NUMBER.unpack(said))
+
+
+def _connected(rank: Rank) -> socket.socket:
+    """Connect to rank 0 as soon as it listens. Raises RendezvousFailed."""
     deadline = time.monotonic() + MEETING_LIMIT_S
     pause_s = 0.001
     while (left_s := deadline - time.monotonic()) > 0:
         try:
-            socket.create_connection((rank.head_addr, rank.head_port), timeout=left_s).close()
+            link = socket.create_connection((rank.head_addr, rank.head_port), timeout=left_s)
         except OSError:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)
         else:
-            return
+            link.settimeout(None)
+            return link
     raise RendezvousFailed(
         f"rank {rank.rank} of {rank.world_size}: could not reach rank 0 at {rank.head_addr}:{rank.head_port} "
         f"within {MEETING_LIMIT_S:.0f} s; {OPEN_PORTS}"

@@ -12,14 +12,14 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from ..errors import RendezvousFailed
 from ..node.slot.ports import PortLocks, port_behind
 from ..values.topology import Rank
 from .base import IntegrationBase, decorator_of, load_framework, numeric_threads
-from .rendezvous import past_the_proxy
+from .rendezvous import leaving_together, past_the_proxy
 
 _LOG_LEVEL = "2"
 """Log level of the C++ half unless the user sets one: errors only. An ordinary `fit` logs many needless warnings."""
@@ -95,8 +95,11 @@ class TensorFlowIntegration(IntegrationBase):
         host, port = _addresses(rank)[rank.rank]
         locks = PortLocks(host)
         locks.hold(port)
+        end = replace(rank, head_port=port_behind(rank.head_port, 1 + rank.world_size))  # behind those of the workers
+        if rank.rank == 0:
+            locks.hold(end.head_port)
         try:
-            with _complete_reduce(framework):
+            with leaving_together(end), _complete_reduce(framework):
                 yield
         except framework.errors.UnknownError as error:
             if _SERVER_FAILED not in str(error):

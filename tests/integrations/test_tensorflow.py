@@ -203,6 +203,40 @@ def test_gradients_are_those_of_all_workers(pool: ComputePool) -> None:
     np.testing.assert_allclose(step() >> pool, expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("slow", [0, 1])
+def test_ranks_that_have_ended_stay_until_the_last_one_has_read_their_messages(pool: ComputePool, slow: int) -> None:
+    @sky.compute
+    @sky.integrations.tensorflow
+    def meet() -> bool:
+        """Return whether the other worker answers long after its function has ended."""
+        import tensorflow as tf
+
+        tf.distribute.MultiWorkerMirroredStrategy()
+        rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+        if rank != slow:
+            return True
+        time.sleep(1)
+        host, _, port = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"][1 - slow].rpartition(":")
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 5):
+            return True
+        return False
+
+    assert meet() @ pool == [True, True]
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_an_error_of_one_rank_ends_the_wait_of_those_that_have_ended(pool: ComputePool, failing: int) -> None:
+    @sky.compute
+    @sky.integrations.tensorflow
+    def fail() -> None:
+        if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == failing:
+            time.sleep(0.5)
+            raise KeyError("x")
+
+    with pytest.raises(KeyError, match="x"):
+        fail().with_options(timeout_s=60) @ pool
+
+
 def test_keras_fits_on_two_nodes_like_one_process(pool: ComputePool) -> None:
     @sky.compute
     @sky.integrations.tensorflow

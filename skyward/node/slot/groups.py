@@ -14,7 +14,7 @@ from .ports import port_behind
 
 _PORTS_PER_RANK = 8
 """Ports between two groups, for each rank of the first. Frameworks take up to three ports below the rendezvous, and one
-above for each rank. The nodes of a local pool share a machine, so groups must not meet."""
+above for each rank and one more. The nodes of a local pool share a machine, so groups must not meet."""
 
 _own: Rank | None = None
 
