@@ -141,7 +141,7 @@ def test_a_pool_that_needs_ray_ends_if_one_node_cannot_have_it() -> None:
 
 
 def test_the_event_says_that_ray_carries_the_calls_after_a_detached_pool_was_let_go() -> None:
-    """Whoever reads it may kill the program, and the pool goes on."""
+    """A reader of it may kill the program, and the pool goes on."""
     before, may_go_on = list[list[Any]](), threading.Event()
 
     def let_go(events: list[Any]) -> None:
