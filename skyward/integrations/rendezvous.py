@@ -6,7 +6,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from errno import EADDRINUSE, EADDRNOTAVAIL
 
@@ -21,8 +21,7 @@ _MAX_PAUSE_S = 0.05
 """Longest pause, in seconds, between two attempts to reach rank 0."""
 _NUMBER = struct.Struct("!I")
 """What a rank says at its end: its number."""
-_LOOK_AFTER_S = 60
-"""Silence in seconds after which a rank looks whether rank 0 is still there."""
+_LEAVING_LIMIT_S = 60.0
 _PROXIES = ("http_proxy", "https_proxy", "grpc_proxy")
 
 
@@ -56,60 +55,70 @@ def wait_for_head(rank: Rank) -> None:
     Raises:
         RendezvousFailed: rank 0 did not listen within `MEETING_LIMIT_S`.
     """
-    _connected(rank).close()
-
-
-@contextmanager
-def leaving_together(rank: Rank) -> Iterator[None]:
-    """Return from the block on no rank before all ranks are at its end, for a framework that does not see to it.
-
-    A rank whose process exits closes its connections, from which a slower one may still read the last message. Rank 0
-    listens at `rank.head_port` from the beginning. A block that raises does not wait: the engine then stops the others.
-    For the same reason nothing limits the wait for a rank that works longer than the rest.
-
-    Raises:
-        RendezvousFailed: at the beginning: the port is taken. The engine then retries the gang once on another port.
-    """
-    if rank.rank:
-        yield
-        # If rank 0 is gone, there is nothing to wait for.
-        with suppress(OSError, RendezvousFailed), _connected(rank) as head:
-            head.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            head.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _LOOK_AFTER_S)
-            head.sendall(_NUMBER.pack(rank.rank))
-            head.recv(1)
-        return
-    with ExitStack() as links:
-        listener = links.enter_context(listen_at_head(rank))
-        listener.listen(rank.world_size)
-        yield
-        missing = set(range(1, rank.world_size))
-        while missing:
-            link = links.enter_context(listener.accept()[0])
-            link.settimeout(MEETING_LIMIT_S)
-            with suppress(OSError):  # a stranger, or a rank whose node is lost
-                said = link.recv(_NUMBER.size, socket.MSG_WAITALL)
-                if len(said) == _NUMBER.size:
-                    missing.discard(*_NUMBER.unpack(said))
-
-
-def _connected(rank: Rank) -> socket.socket:
-    """Connect to rank 0 as soon as it listens. Raises RendezvousFailed."""
     deadline = time.monotonic() + MEETING_LIMIT_S
     pause_s = 0.001
     while (left_s := deadline - time.monotonic()) > 0:
         try:
-            link = socket.create_connection((rank.head_addr, rank.head_port), timeout=left_s)
+            socket.create_connection((rank.head_addr, rank.head_port), timeout=left_s).close()
         except OSError:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)
         else:
-            link.settimeout(None)
-            return link
+            return
     raise RendezvousFailed(
         f"rank {rank.rank} of {rank.world_size}: could not reach rank 0 at {rank.head_addr}:{rank.head_port} "
         f"within {MEETING_LIMIT_S:.0f} s; {OPEN_PORTS}"
     )
+
+
+@contextmanager
+def leaving_together(rank: Rank, *, is_needed: Callable[[], bool], limit_s: float = _LEAVING_LIMIT_S) -> Iterator[None]:
+    """Return from the block on each rank when all are at its end, for a framework that does not see to it.
+
+    A rank whose process exits closes its connections, from which a slower one may still read the last message. Rank 0
+    listens at `rank.head_port` from the beginning. A block that raises does not wait: the engine then stops the others.
+
+    Args:
+        rank: Rank of this process, with a port of its own for this.
+        is_needed: Asked at the end: whether this rank was connected to the others.
+        limit_s: Longest wait in seconds. A rank that works on for longer reads nothing from those that have ended.
+
+    Raises:
+        RendezvousFailed: At the beginning: the port is taken. The engine then retries the gang once on another port.
+    """
+    if rank.rank:
+        yield
+        if is_needed():
+            with suppress(OSError):  # rank 0 has gone
+                _leave_with_head(rank, limit_s)
+        return
+    with listen_at_head(rank) as listener:
+        listener.listen(rank.world_size)
+        yield
+        if is_needed():
+            with suppress(OSError):  # a rank takes longer
+                _leave_with_others(rank, listener, limit_s)
+
+
+def _leave_with_head(rank: Rank, limit_s: float) -> None:
+    """Say that this rank is at its end, and wait for the word of rank 0, or for its end. Raises OSError."""
+    with socket.create_connection((rank.head_addr, rank.head_port), timeout=limit_s) as head:
+        head.sendall(_NUMBER.pack(rank.rank))
+        head.recv(1)
+
+
+def _leave_with_others(rank: Rank, listener: socket.socket, limit_s: float) -> None:
+    """Wait for all ranks, which go on once their connections are closed. Raises OSError."""
+    deadline = time.monotonic() + limit_s
+    missing = set(range(1, rank.world_size))
+    with ExitStack() as links:
+        while missing:
+            listener.settimeout(max(0.001, deadline - time.monotonic()))
+            link = links.enter_context(listener.accept()[0])
+            link.settimeout(max(0.001, deadline - time.monotonic()))
+            said = link.recv(_NUMBER.size, socket.MSG_WAITALL)
+            if len(said) == _NUMBER.size:  # else it was a stranger
+                missing.discard(*_NUMBER.unpack(said))
 
 
 def past_the_proxy(addresses: Iterable[str]) -> dict[str, str]:

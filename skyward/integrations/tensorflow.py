@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any, ClassVar
 
 from ..errors import RendezvousFailed
@@ -99,7 +100,7 @@ class TensorFlowIntegration(IntegrationBase):
         if rank.rank == 0:
             locks.hold(end.head_port)
         try:
-            with leaving_together(end), _complete_reduce(framework):
+            with leaving_together(end, is_needed=_has_cluster), _complete_reduce(framework):
                 yield
         except framework.errors.UnknownError as error:
             if _SERVER_FAILED not in str(error):
@@ -119,6 +120,12 @@ def _addresses(rank: Rank) -> list[tuple[str, int]]:
     """Return the address of each worker, by rank. The gang's own port stays free for another integration."""
     hosts = [peer.private_ip for peer in rank.peers for _ in range(rank.local_world_size)]
     return [(host, port_behind(rank.head_port, 1 + number)) for number, host in enumerate(hosts)]
+
+
+def _has_cluster() -> bool:
+    """Return whether a strategy has connected this worker to the others."""
+    context = import_module("tensorflow.python.eager.context").context()
+    return getattr(context, "_collective_ops_server_def", True) is not None
 
 
 def _in_url(host: str) -> str:

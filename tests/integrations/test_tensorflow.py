@@ -229,6 +229,9 @@ def test_an_error_of_one_rank_ends_the_wait_of_those_that_have_ended(pool: Compu
     @sky.compute
     @sky.integrations.tensorflow
     def fail() -> None:
+        import tensorflow as tf
+
+        tf.distribute.MultiWorkerMirroredStrategy()
         if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == failing:
             time.sleep(0.5)
             raise KeyError("x")
