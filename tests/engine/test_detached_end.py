@@ -272,6 +272,16 @@ def test_head_of_a_pool_that_ends_with_its_client_warns_of_no_end() -> None:
     assert not turns.begins_to_end()
 
 
+def test_head_of_a_detached_pool_whose_client_never_came_ends_after_the_lease() -> None:
+    config = HeadConfig(pool="train", folder="/tmp/head", cancel_grace_s=1.0, lease_s=30.0, detached_for_s=28_800.0)
+    turns = ClientTurns(config)
+    assert not turns.is_over
+    turns._renewed_at -= 29.0  # private: the clock
+    assert not turns.is_over
+    turns._renewed_at -= 2.0  # private: the clock
+    assert turns.is_over
+
+
 def test_a_budget_ends_a_pool_without_a_client_earlier_and_is_named_as_the_reason() -> None:
     config = HeadConfig(pool="train", folder="/tmp/head", cancel_grace_s=1.0, lease_s=30.0, detached_for_s=28_800.0)
     turns = ClientTurns(config)

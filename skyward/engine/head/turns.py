@@ -46,7 +46,7 @@ class ClientTurns:
         self._is_orphan = False
         self._has_left = False
         """Whether the present client has said that it goes."""
-        self._renewed_at = 0.0
+        self._renewed_at = time.monotonic()  # as if a keeper had begun it: the first client comes within the lease
 
     @property
     def is_detached(self) -> bool:
@@ -109,7 +109,7 @@ class ClientTurns:
 
     @property
     def contact_at(self) -> float:
-        """Time at which the client or its keeper was heard last, by the monotonic clock; 0: never."""
+        """Time at which the client or its keeper was heard last, or the head began, by the monotonic clock."""
         client = self.client
         return self._renewed_at if client is None else max(self._renewed_at, client.channel.heard_at)
 
@@ -147,7 +147,9 @@ class ClientTurns:
             # A client that is linked may be silent for long: it holds its GIL, or its machine sleeps.
             limit_s = max(self.detached_for_s, self._config.lease_s if self.is_linked else 0.0)
             return bool(self.sessions) and time.monotonic() - self.contact_at > limit_s
-        if client is None or client.channel.is_attached:
+        if client is None and not self.is_detached:
+            return False  # it renews no lease, so its watchdog sees to it
+        if client is not None and client.channel.is_attached:
             return False
         return time.monotonic() - self.contact_at > self._config.lease_s
 
