@@ -375,6 +375,10 @@ class HostedEngine:
         self._lender.close()
         self._release(leaves=True)
 
+    def await_arrival(self, limit_s: float) -> None:
+        """Wait until the head has all calls that were made. Raises TimeoutError after these seconds; PoolClosed."""
+        self.requests.begin("calls", priority=BLOBS).result(limit_s)  # older heads know it, too
+
     def why_needed(self, limit_s: float) -> str:
         """Return why a detached pool cannot go on without this client, after at most this time; empty: it can.
 

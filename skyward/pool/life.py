@@ -24,6 +24,7 @@ from ..calls.active import PoolLike, pop_active, push_active
 from ..console.activity import ActorWork, Counts
 from ..console.announcer import Announcer, observe
 from ..console.logs import LogFiles, LogLines
+from ..console.words import duration
 from ..core import interrupts
 from ..core.user_lines import warn_user
 from ..errors import NodeLost, PoolClosed, SkywardError, Unreachable, UsageError
@@ -263,6 +264,11 @@ class PoolLife:
                 why = engine.why_needed(limit_s)
             except TimeoutError:
                 why = "its head does not answer"
+            if not why:
+                try:
+                    engine.await_arrival(limit_s)
+                except TimeoutError:
+                    why = f"its head does not have all calls after {duration(limit_s)}"
             if why:
                 self.detached()  # raises if it ended meanwhile
                 may_be_one = scaler is not None and self.sizing.nodes.min == 1

@@ -386,6 +386,34 @@ def test_calls_of_a_program_know_that_the_head_is_lost_with_its_machine(
     nothing_runs_on([host])
 
 
+def test_detach_is_refused_until_the_head_has_all_calls(place: Callable[[int], Place], state: None) -> None:
+    here = place(1)
+    (host,) = here.hosts
+    pool = sky.ComputePool(here.ssh(), name="train", detached_for_s=600.0, image=here.image, logs=False).start()
+    assert sky.compute(abs)(-1) >> pool == 1
+    (head,) = pids(host, "head")
+    with stopped(head.outside_pid):
+        counted = sky.compute(len)(os.urandom(3_000_000)) > pool
+        with pytest.raises(UsageError, match=r"because its head does not have all calls after 1.0 s; call it again"):
+            pool._life.detach(limit_s=1.0)  # private: users wait for longer
+    pool.detach()
+    with pytest.raises(PoolClosed):
+        counted.result(60)
+    with sky.ComputePool.attach("train", logs=False) as pool:
+        (call,) = pool.calls()
+        assert pool.future(call).result(60) == 3_000_000
+    nothing_runs_on([host])
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
 def test_full_disks_refuse_new_calls_and_lose_none(place: Callable[[int], Place], state: None) -> None:
     """The journal of the head, the spool of the agent and the values that stay find no room."""
     here, size, go = place(1), 20_000_000, f"/run/go-{time.monotonic_ns()}"
