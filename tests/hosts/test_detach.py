@@ -387,22 +387,31 @@ def test_calls_of_a_program_know_that_the_head_is_lost_with_its_machine(
 
 
 def test_detach_is_refused_until_the_head_has_all_calls(place: Callable[[int], Place], state: None) -> None:
-    here = place(1)
+    here, go = place(1), f"/run/go-{time.monotonic_ns()}"
     (host,) = here.hosts
-    pool = sky.ComputePool(here.ssh(), name="train", detached_for_s=600.0, image=here.image, logs=False).start()
-    assert sky.compute(abs)(-1) >> pool == 1
-    (head,) = pids(host, "head")
-    with stopped(head.outside_pid):
-        counted = sky.compute(len)(os.urandom(3_000_000)) > pool
-        with pytest.raises(UsageError, match=r"because its head does not have all calls after 1.0 s; call it again"):
-            pool._life.detach(limit_s=1.0)  # private: users wait for longer
-    pool.detach()
+
+    @sky.compute
+    def wait(path: str, data: bytes) -> int:
+        while not os.path.exists(path):
+            time.sleep(0.01)
+        return len(data)
+
+    with sky.ComputePool(here.ssh(), name="train", detached_for_s=600.0, image=here.image, logs=False) as pool:
+        assert sky.compute(abs)(-1) >> pool == 1
+        (head,) = pids(host, "head")
+        with stopped(head.outside_pid):
+            waiting = wait(go, os.urandom(3_000_000)) > pool
+            with pytest.raises(UsageError, match=r"because its head does not have all calls after 1.0 s; call it"):
+                pool._life.detach(limit_s=1.0)  # private: users wait for longer
+        pool.detach()
     with pytest.raises(PoolClosed):
-        counted.result(60)
+        waiting.result(60)
     with sky.ComputePool.attach("train", logs=False) as pool:
         (call,) = pool.calls()
+        host.write(go, "")
         assert pool.future(call).result(60) == 3_000_000
     nothing_runs_on([host])
+    host.run("rm", go)
 
 
 @contextlib.contextmanager
