@@ -70,7 +70,7 @@ def test_an_abort_wakes_the_reader() -> None:
     timer = threading.Timer(0.02, abort)
     timer.start()
     assert mine.get_status(timeout=None) == TASK_PENDING
-    assert mine.looks == 2 or not mine.parallel._aborting
+    assert mine.looks <= 2, "the abort woke it, or came first"
     timer.join()
     assert mine.get_status(timeout=None) == TASK_PENDING  # at once
 

@@ -385,6 +385,7 @@ def test_evaluations_open_at_the_end_of_training_are_recorded() -> None:
     evaluator = by_hand(hand)
     for step in (1, 2):
         evaluator.submit(state(), step=step)
+    hand.job(1)  # sent, too
     hand.end(0, {"a": 1})
     until(lambda: evaluator.pending == 1)
     assert steps(evaluator.drain(timeout_s=0.05)) == [(1, "ok"), (2, "failed")]

@@ -13,6 +13,7 @@ import torch
 
 from skyward.errors import UsageError
 from skyward.training.sakura import AsyncTrainer
+from tests.waiting import until
 
 X = torch.linspace(-1, 1, 8)[:, None]
 
@@ -85,7 +86,7 @@ def test_each_epochs_weights_are_tested_and_known_before_the_epoch_after_the_nex
 def test_training_is_the_same_as_without_and_no_thread_is_left() -> None:
     beside, before = Trainer(), set(threading.enumerate())
     AsyncTrainer(beside, make, score).run([X])
-    assert set(threading.enumerate()) <= before
+    until(lambda: set(threading.enumerate()) <= before)
     torch.manual_seed(0)
     alone = Trainer()
     for _ in alone._epochs:
