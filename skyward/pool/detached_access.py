@@ -56,11 +56,12 @@ class DetachedAccess:
     def detach(self) -> None:
         """Leave a detached pool to another client. Its calls go on, and futures of this program raise PoolClosed.
 
-        With several nodes this waits until Ray carries the calls to all of them, for at most 5 minutes.
+        This waits until the pool's scheduler has all calls, and with several nodes before that until Ray carries them
+        to all nodes, for at most 5 minutes each.
 
         Raises:
-            UsageError: The pool is not detached, Ray does not carry the calls, or `budget_usd` is spent when rented
-                machines have ended; the message says what is missing.
+            UsageError: The pool is not detached, Ray does not carry the calls, the scheduler does not have them, or
+                `budget_usd` is spent when rented machines have ended; the message says what is missing.
             PoolClosed: The pool is not open.
 
         Example:
