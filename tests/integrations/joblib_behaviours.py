@@ -266,15 +266,17 @@ def a_timeout_that_is_long_enough(_: Path) -> Any:
 
 
 @behaviour
-def messages(_: Path) -> Any:
+def messages(folder: Path) -> Any:
+    def calls(go: Path) -> Iterator[Any]:
+        for i in range(12):
+            yield delayed(wait_for)(str(go), i)
+        go.touch()  # joblib has sent all calls before it asks for one more, and none has ended yet
+
     found = []
     for verbose in (1, 11, 60):
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            Parallel(n_jobs=2, verbose=verbose, batch_size=1, pre_dispatch="all")(
-                delayed(time.sleep)(0.5)
-                for _ in range(12)  # long enough that all are sent before the first ends
-            )
+            Parallel(n_jobs=2, verbose=verbose, batch_size=1, pre_dispatch="all")(calls(folder / f"go-{verbose}"))
         found.append([plain(out.getvalue()), plain(err.getvalue())])
     return found
 

@@ -67,6 +67,20 @@ def gang(function: Callable[..., Any], **options: Any) -> sky.ComputeFunction[..
 # Hangs ------------------------------------------------------------------------------------------------------------
 
 
+def hang_of(
+    pool: ComputePool, train: Callable[[], Any], is_found: Callable[[GangHung], bool], limit_s: float = 1
+) -> GangHung:
+    """Return the error of a gang that hangs.
+
+    On a busy machine a rank may be late for its hang. Then the limit is too short, and a longer one is tried.
+    """
+    with pytest.raises(GangHung) as raised:
+        gang(train, hang_timeout_s=limit_s)() @ pool
+    if is_found(raised.value) or limit_s >= 16:
+        return raised.value
+    return hang_of(pool, train, is_found, 4 * limit_s)
+
+
 def sleeps() -> None:
     time.sleep(600)
 
@@ -94,10 +108,9 @@ def test_a_missing_rank_is_named_with_the_stacks_of_all(pool: ComputePool, way: 
         dist.all_reduce(torch.ones(1))
 
     begin = time.monotonic()
-    with pytest.raises(GangHung, match="rank 1 .node 1. is in no collective") as raised:
-        gang(train, hang_timeout_s=1)() @ pool
+    error = hang_of(pool, train, lambda error: f"in {way.__name__}" in error.stacks.get(1, ""))
     assert time.monotonic() - begin < 60
-    error = raised.value
+    assert "rank 1 (node 1) is in no collective" in str(error)
     assert (error.ranks, error.waiting) == ((1,), (0,))
     assert 1 <= error.waited_s < 60
     assert "rank 0 (node 0) in all_reduce" in str(error)
@@ -112,10 +125,10 @@ def test_a_stopped_rank_is_named_without_a_stack(pool: ComputePool) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
         dist.all_reduce(torch.ones(1))
 
-    with pytest.raises(GangHung, match=r"its process: T \(stopped\)") as raised:
-        gang(train, hang_timeout_s=1)() @ pool
-    assert raised.value.ranks == (1,)
-    assert "no stack available" in raised.value.stacks[1]
+    error = hang_of(pool, train, lambda error: "its process: T (stopped)" in str(error))
+    assert "its process: T (stopped)" in str(error)
+    assert error.ranks == (1,)
+    assert "no stack available" in error.stacks[1]
 
 
 def test_collectives_that_do_not_match_are_named(pool: ComputePool) -> None:
@@ -125,11 +138,11 @@ def test_collectives_that_do_not_match_are_named(pool: ComputePool) -> None:
         else:
             dist.recv(torch.ones(1), src=0)
 
-    with pytest.raises(GangHung, match="not in the same one") as raised:
-        gang(train, hang_timeout_s=1)() @ pool
-    assert raised.value.ranks == ()
-    assert "in all_reduce at" in str(raised.value)
-    assert "in recv at" in str(raised.value)
+    error = hang_of(pool, train, lambda error: error.ranks == ())
+    assert error.ranks == ()
+    assert "not in the same one" in str(error)
+    assert "in all_reduce at" in str(error)
+    assert "in recv at" in str(error)
 
 
 def test_a_hang_in_the_gradients_of_ddp_is_found(pool: ComputePool) -> None:
@@ -140,10 +153,9 @@ def test_a_hang_in_the_gradients_of_ddp_is_found(pool: ComputePool) -> None:
                 sleeps()
             model(torch.ones(4, 2)).sum().backward()
 
-    with pytest.raises(GangHung) as raised:
-        gang(train, hang_timeout_s=1)() @ pool
-    assert raised.value.ranks == (1,)
-    assert "in backward at" in str(raised.value)
+    error = hang_of(pool, train, lambda error: "in backward at" in str(error))
+    assert error.ranks == (1,)
+    assert "in backward at" in str(error)
 
 
 def test_a_slow_healthy_gang_is_left_alone(pool: ComputePool) -> None:
@@ -377,7 +389,10 @@ def test_a_gang_that_hung_is_started_again(pool: ComputePool) -> None:
         dist.barrier()
         return info.restart_count
 
-    assert gang(train, max_restarts=1, hang_timeout_s=1)() @ pool == [1, 1]
+    try:
+        assert gang(train, max_restarts=1, hang_timeout_s=1)() @ pool == [1, 1]
+    except GangHung:  # a rank of the second start came a second late: the machine is busy
+        assert gang(train, max_restarts=1, hang_timeout_s=12)() @ pool == [1, 1]
 
 
 def test_a_failure_that_would_repeat_starts_no_gang(pool: ComputePool, tmp_path: Path) -> None:

@@ -56,7 +56,8 @@ def test_the_reader_is_woken_by_the_end_of_its_batch_and_hardly_ever_polls() -> 
         timer.start()
     while mine.get_status(timeout=None) == TASK_PENDING:
         assert time.monotonic() - began < 20
-    assert mine.looks <= 3 + (time.monotonic() - began) / 0.2, "instead of every 10 ms"
+    # The timer may be late, and then each quarter of a second takes two looks.
+    assert mine.looks <= 3 + (time.monotonic() - began) / 0.1, "instead of every 10 ms"
 
 
 def test_an_abort_wakes_the_reader() -> None:

@@ -467,13 +467,17 @@ def stuck(folder: Path) -> Callable[[], None]:
 
 def test_a_stuck_gang_ends_at_its_timeout(pool: ComputePool, tmp_path: Path) -> None:
     function = sky.compute(sky.integrations.torch(stuck(tmp_path)))
-    begin = time.monotonic()
-    with pytest.raises(TaskTimeout, match="timeout_s=5") as raised:
-        function().with_options(timeout_s=5) @ pool  # both ranks are at work by then
-    notes = "\n".join(raised.value.__notes__)
+    notes = ""
+    for timeout_s in (5, 15, 45):  # both ranks are at work by then: on a busy machine by a later one
+        begin = time.monotonic()
+        with pytest.raises(TaskTimeout, match=f"timeout_s={timeout_s} ") as raised:
+            function().with_options(timeout_s=timeout_s) @ pool
+        assert time.monotonic() - begin < timeout_s + 55
+        notes = "\n".join(raised.value.__notes__)
+        if "Rank 0 (node 0) waits in all_reduce" in notes:
+            break
     assert "Rank 0 (node 0) waits in all_reduce" in notes
     assert "Rank 1 (node 1) is in no collective" in notes
-    assert time.monotonic() - begin < 60
     until(lambda: not any(os.path.exists(f"/proc/{path.name}") for path in tmp_path.iterdir()))
 
 

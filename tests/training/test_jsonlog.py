@@ -533,13 +533,13 @@ def test_a_file_that_another_process_writes_is_left_to_it(tmp_path: Path) -> Non
 
 
 def test_no_thread_and_no_handler_of_a_logger_is_left(tmp_path: Path) -> None:
-    threads, handlers = threading.active_count(), list(logging.getLogger().handlers)
+    threads, handlers = set(threading.enumerate()), list(logging.getLogger().handlers)
     for _ in range(3):
         run = run_of(tmp_path)
         run.begin()
         run.step(loss=1.0)
         run.end()
-    assert threading.active_count() == threads
+    until(lambda: set(threading.enumerate()) <= threads)
     assert logging.getLogger().handlers == handlers
 
 

@@ -23,6 +23,7 @@ from skyward.training import Alone, TrainerState
 from skyward.training.callbacks import InfoCallback, ProgressCallback
 from skyward.training.callbacks.info import facts_of_run
 from tests.training.producer import Producer
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 
@@ -117,7 +118,7 @@ def test_a_value_that_does_not_fit_its_format_is_shown_unformatted() -> None:
 
 def test_each_line_is_written_once_however_many_callbacks_exist() -> None:
     handlers = {name: list(logging.getLogger(name).handlers) for name in ("", "progress_logger", "info_logger")}
-    threads = threading.active_count()
+    threads = set(threading.enumerate())
     for _ in range(3):
         ProgressCallback()
         InfoCallback(verbose=True)
@@ -126,7 +127,7 @@ def test_each_line_is_written_once_however_many_callbacks_exist() -> None:
     run.handler.close()
     assert len(shown(run, stream)) == 2
     assert handlers == {name: list(logging.getLogger(name).handlers) for name in handlers}
-    assert threading.active_count() == threads
+    until(lambda: set(threading.enumerate()) <= threads)
 
 
 @pytest.mark.parametrize(("max_steps", "made", "shown"), [(-1, 3, "2.5"), (10, 2, "2"), (10, sys.maxsize, None)])
