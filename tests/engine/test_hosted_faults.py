@@ -223,6 +223,7 @@ def test_retries_go_by_the_names_of_classes(pool: sky.ComputePool, tmp_path: Pat
     assert (tmp_path / "other").read_text() == "."
 
 
+@pytest.mark.usefixtures("patient_output")
 def test_output_arrives_whole_and_masked_before_the_value() -> None:
     lines: list[LogLine] = []
     image = sky.Image(env={"TOKEN": sky.Secret("TOKEN", value="very-secret-value")})
