@@ -414,11 +414,19 @@ class Slow(sky.Local):
 
 
 def test_the_idle_timeout_begins_when_the_new_nodes_are_there() -> None:
-    with sky.ComputePool(Slow(seconds=4.0), nodes=(1, 2), idle_timeout_s=3.0, logs=False, console=False) as pool:
+    events: list[Event] = []
+    options: dict[str, Any] = {"logs": False, "console": False, "on_event": events.append}
+
+    def sizes() -> list[PoolScaled]:
+        return [event for event in events if isinstance(event, PoolScaled)]
+
+    with sky.ComputePool(Slow(seconds=4.0), nodes=(1, 2), idle_timeout_s=3.0, **options) as pool:
         pool.scale(2)
-        time.sleep(1.2)  # several looks at the pool
-        assert pool.nodes == 2
-        until(lambda: pool.nodes == 1)
+        until(lambda: len(sizes()) == 2)
+        assert pool.nodes == 1
+    grown, shrunk = sizes()
+    assert (grown.nodes, shrunk.removed) == (2, (1,))
+    assert shrunk.at - grown.at > 6.9, "4 s until the node is there, then the idle timeout of 3 s"
 
 
 def test_an_idle_pool_closes_if_its_user_says_so() -> None:

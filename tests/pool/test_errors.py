@@ -521,12 +521,15 @@ class TestTimeouts:
         (stack,) = caught.value.__notes__
         assert "return sum(range(10**12))" in stack
 
-    def test_time_in_the_queue_does_not_count(self, sky_pools: Callable[..., sky.ComputePool]) -> None:
+    def test_time_in_the_queue_does_not_count(self, sky_pools: Callable[..., sky.ComputePool], tmp_path: Path) -> None:
         pool = sky_pools(nodes=1, concurrency=1, logs=False)
         for i in range(30):  # short calls: the pool sends some in advance now
             assert sky.compute(abs)(-i) >> pool == i
-        nap = sky.compute(time.sleep)(2.1) > pool
+        nap = sky.compute(until)((tmp_path / "go").exists) > pool
         quick = [sky.compute(timeout_s=2)(abs)(-i) > pool for i in range(20)]
+        time.sleep(2.1)  # longer than their limit, and none has begun
+        assert not any(f.done() for f in quick)
+        (tmp_path / "go").touch()
         assert [f.result(timeout=60) for f in quick] == list(range(20))
         assert nap.result() is None
 

@@ -93,6 +93,7 @@ def test_several_buffers_of_a_value_are_copied(pool: ComputePool, copies: Copies
     assert sorted(copies.sizes) == [400_000, 8 * BIG, 8 * BIG]
 
 
+@pytest.mark.usefixtures("patient_output")
 def test_small_values_and_those_of_calls_that_print_travel_as_blobs(
     pool: ComputePool, copies: Copies, capfd: pytest.CaptureFixture[str]
 ) -> None:
