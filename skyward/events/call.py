@@ -10,6 +10,8 @@ from .base import Event
 class TaskSent(Event):
     """A task is on its way to a node: one call, one rank of a gang, or one chunk of a map.
 
+    A task that waits on a node, while another node is idle, is sent there. Then it has two of these events.
+
     Args:
         task: Number of the task in the pool; a retry keeps it.
         name: Name of the call.
@@ -38,7 +40,7 @@ class TaskEnded(Event):
         name: Name of the call.
         node: Index of the node.
         ok: Whether the task delivered its value. False if the call raised, was cancelled, or was lost.
-        seconds: Time since TaskSent.
+        seconds: Time since the last TaskSent.
         rank: Rank of a gang, or None.
         calls: Number of calls in the task.
 
