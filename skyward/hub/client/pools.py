@@ -79,7 +79,7 @@ class PoolRecorder:
         self._stream = stream
         self._writer = SpoolWriter(current_spool().parent / "pools" / self.id)
         self._sender = SenderThread(LogSender(self.id, self._writer.path.parent, address, kind="pools"), self._writer)
-        self._running: dict[tuple[int, int], events.TaskSent] = {}
+        self._running: dict[int, events.TaskSent] = {}
         """Tasks that are not recorded yet, by number and node."""
         self._second, self._count = 0, 0
         self._thread = threading.Thread(target=self._run, name="skyward-hub-pool", daemon=True)
@@ -122,9 +122,10 @@ class PoolRecorder:
             }
             self._append(["pool", first])
         elif isinstance(event, events.TaskSent):
-            self._running[event.task, event.node] = event
+            self._running.pop(event.task, None)  # it waited on another node, and stands behind younger ones now
+            self._running[event.task] = event
         elif isinstance(event, events.TaskEnded):
-            was_recorded = self._running.pop((event.task, event.node), None) is None
+            was_recorded = self._running.pop(event.task, None) is None
             if was_recorded or self._has_room(event.at):
                 self._append_event("call", event)
         elif type(event) in _KINDS:
