@@ -25,7 +25,7 @@ from ..errors import PoolClosed, UsageError
 from ..values.ref import Ref, Spliced, held_by
 from .futures import Future
 from .pending import PendingCompute
-from .undecoded import Undecoded
+from .undecoded import Undecoded, raise_error
 
 _log = logging.getLogger(__name__)
 
@@ -265,7 +265,7 @@ class _GraphRun:
                 step.future = self._send(call.keep())
                 step.future.add_done_callback(lambda _: self._post(partial(self._done, step)))
         except BaseException as error:
-            self._fail(step, partial(_raise, error))
+            self._fail(step, partial(raise_error, error))
         for needed in step.needs:
             needed.readers -= 1
             if not needed.readers:
@@ -277,7 +277,7 @@ class _GraphRun:
         try:
             step.value = step.future.result()
         except BaseException as error:
-            self._fail(step, partial(_raise, error))
+            self._fail(step, partial(raise_error, error))
             return
         step.future = Future()  # the other one holds the value too
         self.end(step)
@@ -351,10 +351,6 @@ class _GraphRun:
         if id(call) not in made:
             made[id(call)] = Spliced(held_by(ref).pickled)
         return made[id(call)]
-
-
-def _raise(error: BaseException) -> None:
-    raise error
 
 
 def _raise_with_path(raise_it: Callable[[], Any], path: str) -> None:

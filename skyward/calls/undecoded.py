@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from ..core import interrupts
 
@@ -66,3 +66,8 @@ class Undecoded:
         self._raises = raises  # last, because readers look at it without the lock
         self._lock = None
         self.forget()
+
+
+def raise_error(error: BaseException) -> NoReturn:
+    """Raise an error: what an Undecoded decodes that stands for one which is here already."""
+    raise error

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..calls.undecoded import Undecoded
+from ..calls.undecoded import Undecoded, raise_error
 from ..console.logs import Part
 from ..errors import InternalError
 from ..events import Emit, TaskEnded, TaskSent
@@ -20,7 +20,7 @@ from .head_link import HeadLink
 from .hosted_values import HostedValues
 from .ledger import Ledger
 from .link import Readable
-from .tasks import Received, Task, TaskFailure
+from .tasks import CallTask, Received, StreamTask, Task, TaskFailure
 from .threads import in_words, report
 
 if TYPE_CHECKING:
@@ -193,6 +193,8 @@ class HostedFrames:
             task.on_error(failed if self._read is None else _told_failure(failed, partial(self._read, task.id)))
         elif status == "lost":
             task.on_lost(content)
+        elif self._read is not None and isinstance(task, CallTask | StreamTask):
+            task.on_failed(Undecoded(self._told(task.id, partial(raise_error, _error(content)))))
         else:
             task.on_failed(_error(content))
             if self._read is not None:
@@ -206,9 +208,7 @@ class HostedFrames:
             gang.failures = [(at, rank, self._failure(failure)) for at, rank, failure in failures]
             gang.future.settle_error(Undecoded(self._told(gang.id, gang.raise_error)))
         else:
-            gang.future.settle_error(_error(content))
-            if self._read is not None:
-                self._read(gang.id)
+            gang.future.settle_error(Undecoded(self._told(gang.id, partial(raise_error, _error(content)))))
 
     def _told(self, number: int, decode: Callable[[], Any]) -> Callable[[], Any]:
         """Let the head know when an outcome is decoded."""

@@ -8,11 +8,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import field
+from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
 
 from ..calls.futures import Future, refuse_to_wait
 from ..calls.options import CallOptions
-from ..calls.undecoded import Undecoded
+from ..calls.undecoded import Undecoded, raise_error
 from ..core import interrupts
 from ..core.limits import file_limit, memory_bytes
 from ..core.printable import printable_lines
@@ -297,7 +298,7 @@ class CallTask(Task):
         self.future.shown = self.shown
         self.future.settle_error(Undecoded(failed.raise_it))
 
-    def on_failed(self, error: BaseException) -> None:
+    def on_failed(self, error: BaseException | Undecoded) -> None:
         self.future.shown = self.shown
         self.future.settle_error(error)
 
@@ -467,13 +468,11 @@ class StreamTask(Task):
         if stream is not None:
             stream.finish(self.after_output(failed.raise_it))
 
-    def on_failed(self, error: BaseException) -> None:
-        def fail() -> None:
-            raise error
-
+    def on_failed(self, error: BaseException | Undecoded) -> None:
+        failed = error if isinstance(error, Undecoded) else Undecoded(partial(raise_error, error))
         stream = self.stream()
         if stream is not None:
-            stream.finish(self.after_output(fail))
+            stream.finish(self.after_output(failed.get))
 
 
 def cannot_send(what: str, error: OSError) -> UsageError:

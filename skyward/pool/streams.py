@@ -9,6 +9,7 @@ from typing import Any
 
 from ..calls.futures import Future
 from ..calls.pending import ComputeFunction
+from ..calls.undecoded import Undecoded
 from ..core.records import dataclass
 from ..engine.engine import Engine
 from ..engine.tasks import CallTask, Received, StreamTask, TaskFailure
@@ -134,7 +135,7 @@ class FedStreamTask(StreamTask):
         stop_feeds(self.feeds)
         super().on_result(received)
 
-    def on_failed(self, error: BaseException) -> None:
+    def on_failed(self, error: BaseException | Undecoded) -> None:
         stop_feeds(self.feeds)
         super().on_failed(error)
 

@@ -22,7 +22,7 @@ import pytest
 import skyward as sky
 from skyward.bootstrap.environments import own_wheel, repacked
 from skyward.cli import main
-from skyward.errors import HeadLost, PoolClosed, RefLost, StateLost, UsageError
+from skyward.errors import HeadLost, PoolClosed, RefLost, StateLost, TaskTimeout, UsageError
 from skyward.state import detached
 from skyward.values.machine import LogLine
 from skyward.wire.frames import PROTOCOL_VERSION
@@ -176,8 +176,14 @@ def test_calls_of_a_killed_client_are_taken_once_by_the_next_and_by_an_older_one
     until(lambda: not pool.calls())
     with pytest.raises(UsageError, match="its value was taken"):
         pool.future(by_name["fails"])
-    unread = sky.compute(abs)(-6) > pool
-    until(unread.done)
+    unread = [sky.compute(abs)(-6) > pool, sky.compute(timeout_s=0.5)(time.sleep)(60) > pool]
+    until(lambda: all(future.done() for future in unread))
+    pool.detach()
+    pool = sky.ComputePool.attach("train")
+    (late,) = [call for call in pool.calls() if call.name == "sleep"]
+    with pytest.raises(TaskTimeout):
+        pool.future(late).result(60)
+    until(lambda: [call.name for call in pool.calls()] == ["abs"])
     pool.detach()
     texts = [line.text for line in lines]
     assert "went on 3" in texts
