@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -112,11 +113,20 @@ class EngineMaker:
             lease_file=LEASE_FILE if self.provider.is_rented and detachment is not None else "",
             blueprint=b"" if detachment is None or detachment.was_known else detachment.blueprint(self.spec),
         )
+        if self._needs_ray:
+            _require_reach(machines, is_detached=detachment is not None)
         config, place = head_on(machines[0], config) if machines else head_here(config)
         raiser = self._raiser() if self.way in (Way.RAY, Way.RAY_OR_LENT) and are_apart else None
         if detachment is not None:
             return detachment.engine(config, machines[0], self.lines, self.emit, raiser)
         return HostedEngine(config, place, lines=self.lines, emit=self.emit, raiser=raiser, are_apart=are_apart)
+
+    @property
+    def _needs_ray(self) -> bool:
+        """Return whether the pool ends if Ray does not come up."""
+        # A pool that another client left goes on without, and so does an elastic one whose first node goes on alone.
+        goes_on = self.detachment is not None and (self.detachment.known is not None or self.spec.nodes == 1)
+        return self.way is Way.RAY and not goes_on
 
     def _raiser(self) -> RayRaiser:
         from ..engine.ray.raiser import RayRaiser
@@ -136,17 +146,22 @@ class EngineMaker:
                     forget_loss()
             self.emit(event)
 
-        # A pool that another client left goes on without, and so does an elastic one whose first node goes on alone.
-        goes_on = self.detachment is not None and (self.detachment.known is not None or self.spec.nodes == 1)
-        needs_ray = self.way is Way.RAY and not goes_on
         return RayRaiser(
             self.spec.image,
             emit=emit,
-            failed=failed if needs_ray else None,
+            failed=failed if self._needs_ray else None,
             on_up=_nothing if self.detachment is None else self.detachment.go_alone,
             after_s=self.ray_after_s,
             is_detached=is_detached,
         )
+
+
+def _require_reach(machines: list[Machine], *, is_detached: bool) -> None:
+    """Raise UsageError if nodes cannot connect to each other, before anything starts on them."""
+    from ..engine.ray.reach import why_cut
+
+    if why := why_cut(machines, threading.Event()):
+        raise did_not_come_up(why, is_cut=True, is_detached=is_detached)
 
 
 def _nothing() -> None:

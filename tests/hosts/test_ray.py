@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 import skyward as sky
-from skyward.errors import ProviderError, SlotLost
+from skyward.errors import ProviderError, SlotLost, UsageError
 from tests.chaos.schedule import seeds
 from tests.engines import raised_pool
 from tests.hosts.base import USERS_RAY
@@ -487,7 +487,9 @@ def test_two_pools_of_a_killed_client_leave_only_the_ray_that_is_the_users_own(
     nothing_runs_on(two)
 
 
-def test_nodes_that_cannot_connect_to_each_other_are_named_and_the_pool_goes_on(place: Callable[[int], Place]) -> None:
+def test_nodes_that_cannot_connect_are_named_and_a_pool_goes_on_unless_it_needs_ray(
+    place: Callable[[int], Place],
+) -> None:
     here, events = place(2), list[sky.events.Event]()
     first, other = here.hosts
     other.hide_from(first.address, hides_ports_only=True)
@@ -496,11 +498,17 @@ def test_nodes_that_cannot_connect_to_each_other_are_named_and_the_pool_goes_on(
         with raised_pool(here.ssh(), on_event=events.append, **options) as pool:
             until(lambda: [event for event in events if isinstance(event, sky.events.EngineLost)], within_s=LIMIT_S)
             assert (where() @ pool, pool.engine) == ([host.name for host in here.hosts], "direct")
+        needs = sky.ComputePool(here.ssh(), engine="ray", **options)
+        with pytest.raises(UsageError) as refused, needs:
+            pass
     finally:
         other.show_to_all()
+    assert (refused.value.field, refused.value.value) == ("engine", "ray")
     (lost,) = [event for event in events if isinstance(event, sky.events.EngineLost)]
     cut = rf"node 0 at {first.address} cannot connect to node 1 at {other.address}:\d+ \(no answer\)"
-    assert re.fullmatch(f"network: {cut}; let the nodes' private addresses reach each other on all ports", lost.reason)
+    why = rf"network: {cut}; let the nodes' private addresses reach each other on all ports"
+    assert re.fullmatch(why, lost.reason)
+    assert re.search(f"engine='ray': Ray did not come up; .*: {why}$", str(refused.value))
     nothing_runs_on(here.hosts)
 
 

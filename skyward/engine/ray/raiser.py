@@ -33,7 +33,7 @@ from ...values.image import Image
 from ...values.machine import Machine, NodeLogin
 from ..threads import report, run_side_by_side, start_thread
 from .links import ray_name
-from .reach import broken_paths
+from .reach import why_cut
 from .settings import RAY_VERSION
 
 if TYPE_CHECKING:  # only pools on Ray need cryptography
@@ -412,8 +412,7 @@ class RayRaiser:
             if self._stop.is_set():
                 ray.ended.set()
         machines = [machine for machine in list(self._machines.values()) if machine.login is not None]
-        if self._may_give_up and (cut := broken_paths(machines, ray.ended)):
-            why = f"network: {cut}; let the nodes' private addresses reach each other on all ports"
+        if self._may_give_up and (why := why_cut(machines, ray.ended)):
             self._is_cut = True
             self._end_tries(why)
             raise ProviderError(why)

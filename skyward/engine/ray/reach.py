@@ -37,6 +37,18 @@ Place = tuple[str, int]
 """Address and port."""
 
 
+def why_cut(machines: Sequence[Machine], stop: threading.Event) -> str:
+    """Return why Ray cannot join nodes, and what to do; empty: they reach each other, as far as can be found out.
+
+    Args:
+        machines: Machines; those without a login are left out.
+        stop: Another thread sets it to end the search.
+    """
+    reachable = [machine for machine in machines if machine.login is not None]
+    cut = broken_paths(reachable, stop) if len(reachable) > 1 else ""
+    return cut and f"network: {cut}; let the nodes' private addresses reach each other on all ports"
+
+
 def broken_paths(machines: Sequence[Machine], stop: threading.Event) -> str:
     """Return which nodes cannot connect to which; empty: all of them can, as far as can be found out.
 
