@@ -32,6 +32,8 @@ class NoCapacity(ProviderError):
 
     Attributes:
         tried: Offers that were tried, each with the provider's answer.
+        field: Name of the option that asks for more than there is; empty if it is none in particular.
+        value: Value of that option.
 
     Example:
         try:
@@ -43,6 +45,8 @@ class NoCapacity(ProviderError):
 
     retryable = True
     tried: tuple[str, ...] = ()
+    field: str = ""
+    value: object = None
 
 
 class AuthFailed(ProviderError):

@@ -36,21 +36,22 @@ def too_expensive(offer: Offer, nodes: int, max_hourly_cost: float | None) -> bo
 
 def nothing_fits(name: str, spec: PoolSpec, offers: list[Offer]) -> NoCapacity:
     """Build the error that lists the requested machine properties."""
-    requested = [
-        f"{field}={value}"
-        for field, value in (
-            ("accelerator", spec.accelerator),
-            ("vcpus", spec.vcpus),
-            ("memory_gib", spec.memory_gib),
-            ("architecture", spec.architecture),
-        )
-        if value is not None
-    ]
+    requested = requested_of(spec)
+    field, value = next(iter(requested.items()), ("", None))
+    listed = ", ".join(f"{field}={value}" for field, value in requested.items())
     kinds = "only on-demand" if offers and spec.allocation == "spot" else "no"
     return NoCapacity(
-        f"{name}: {kinds} machine type here has {', '.join(requested) or 'the requested properties'} "
-        f"(allocation={spec.allocation!r}); lower the request, or try another region"
+        f"{name}: {kinds} machine type here has {listed or 'the requested properties'} "
+        f"(allocation={spec.allocation!r}); lower the request, or try another region",
+        field=field,
+        value=value,
     )
+
+
+def requested_of(spec: PoolSpec) -> dict[str, object]:
+    """Return what a request asks of each machine, by option; what is rarest first."""
+    options = ("accelerator", "memory_gib", "vcpus", "architecture")
+    return {option: value for option in options if (value := getattr(spec, option)) is not None}
 
 
 # Dense 16-bit matrix TFLOPS of one device, in its fastest form. Data sheets often print the number with sparsity, which

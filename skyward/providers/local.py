@@ -90,16 +90,22 @@ class Local:
         memory = memory_bytes() / 2**30
         if spec.vcpus is not None and spec.vcpus > cores:
             raise NoCapacity(
-                f"local: vcpus={spec.vcpus} exceeds the {cores} cores of this machine; set vcpus={cores} or less"
+                f"local: vcpus={spec.vcpus} exceeds the {cores} cores of this machine; set vcpus={cores} or less",
+                field="vcpus",
+                value=spec.vcpus,
             )
         if spec.memory_gib is not None and spec.memory_gib > memory:
             raise NoCapacity(
-                f"local: memory_gib={spec.memory_gib:g} exceeds the {memory:.1f} GiB of this machine; request less"
+                f"local: memory_gib={spec.memory_gib:g} exceeds the {memory:.1f} GiB of this machine; request less",
+                field="memory_gib",
+                value=spec.memory_gib,
             )
         machine = _ARCHITECTURES.get(platform.machine(), platform.machine())
         if spec.architecture not in (None, machine):
             raise NoCapacity(
-                f"local: architecture={spec.architecture!r}, but this machine is {machine!r}; leave architecture out"
+                f"local: architecture={spec.architecture!r}, but this machine is {machine!r}; leave architecture out",
+                field="architecture",
+                value=spec.architecture,
             )
         self._check_accelerator(spec)
         return [Offer(provider="local", instance_type="this machine", vcpus=cores, memory_gib=memory)]
@@ -149,7 +155,9 @@ class Local:
         nodes = f" for each of {spec.most_nodes} nodes" if spec.most_nodes > 1 else ""
         raise NoCapacity(
             f"local: accelerator={wanted}{nodes}, but tasks on this machine see {has}; leave accelerator out "
-            "to use the devices of this machine"
+            "to use the devices of this machine",
+            field="accelerator",
+            value=spec.accelerator,
         )
 
     def _config(self, spec: PoolSpec, pool: str, node: int) -> NodeConfig:

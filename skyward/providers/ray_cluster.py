@@ -27,6 +27,7 @@ from ..ssh import Connection, SSHTarget, connect
 from ..ssh.commands import CommandConnection
 from ..values.image import Image
 from ..values.machine import Machine, Offer, PoolSpec
+from .choice import requested_of
 from .node_setup import Place, RemoteNodeHandle
 from .remote import bring_up, end
 from .ssh_host import SSHHost, read_host, target_of
@@ -259,9 +260,14 @@ class _Cluster:
         last = answers[-1] if answers else {}
         where = self._provider.where
         if "lacking" in last:
+            resources = self._provider.resources
+            asked = {**requested_of(spec), **({"resources": resources} if resources else {}), "nodes": spec.nodes}
+            field, value = next(iter(asked.items()))
             raise NoCapacity(
                 f"ray_cluster {where}: no room after {limit_s:g} s: {last['lacking']}; ask for less, "
-                "let the cluster grow, or set provision_timeout_s to more"
+                "let the cluster grow, or set provision_timeout_s to more",
+                field=field,
+                value=value,
             )
         if "placed" not in last:
             why = last.get("problem", "no answer")

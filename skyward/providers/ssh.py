@@ -129,7 +129,9 @@ class SSH:
         if spec.most_nodes > len(hosts):
             raise NoCapacity(
                 f"ssh: nodes={spec.most_nodes} exceeds the {_count(len(hosts))} ({', '.join(map(str, hosts))}); "
-                "add hosts, or request fewer nodes"
+                "add hosts, or request fewer nodes",
+                field="nodes",
+                value=spec.most_nodes,
             )
         names = ", ".join(map(str, hosts))
         return [Offer(provider="ssh", instance_type=f"your own: {names}", vcpus=0, memory_gib=0.0)]

@@ -16,17 +16,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from skyward.engine.ray.settings import RAY_VERSION
+
 __all__ = [
     "CACHE",
     "USERS",
-    "USERS_PYTHON",
     "USERS_RAY",
+    "USERS_RAYS",
     "base",
     "clock_library",
-    "layer_of_ray",
     "layer_of_uv",
+    "layers_of_ray",
     "made_once",
     "missing",
+    "users_python",
 ]
 
 _VARIABLE = "SKYWARD_TESTS_BASE"
@@ -34,8 +37,8 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "skyw
 
 USERS_RAY = "2.50.1"
 """Version of the Ray that users have: the oldest that skyward supports."""
-USERS_PYTHON = "/opt/ray/bin/python"
-"""Interpreter that has it."""
+USERS_RAYS = (USERS_RAY, RAY_VERSION)
+"""All such versions on hosts: the newest is that of skyward's own."""
 
 # The packages of a user's machine, and no more: no pip, no venv, no compiler.
 PACKAGES = (
@@ -133,14 +136,24 @@ def layer_of_uv() -> Path:
     return made_once(f"uv-{stamp.st_size}-{int(stamp.st_mtime)}", make)
 
 
-def layer_of_ray() -> Path:
-    """Return a folder with an environment that has `USERS_RAY`, to lie over the base: 500 MB."""
+def users_python(version: str) -> str:
+    """Return the interpreter on hosts that has this version of Ray."""
+    return f"/opt/ray-{version}/bin/python"
+
+
+def layers_of_ray() -> list[Path]:
+    """Return folders, each with an environment that has one of `USERS_RAYS`, to lie over the base: 500 MB each."""
+    return [_layer_of_ray(version) for version in USERS_RAYS]
+
+
+def _layer_of_ray(version: str) -> Path:
     constraints = Path(__file__).parent.parent.parent / "constraints.txt"
     others = re.sub(r"(?m)^ray==.*$", "", constraints.read_text())
-    recipe = "\n".join([platform.python_version(), platform.machine(), USERS_RAY, others])
+    python = users_python(version)
+    recipe = "\n".join([platform.python_version(), platform.machine(), python, others])
 
     def make(target: Path) -> None:
-        environment = target / USERS_PYTHON.removeprefix("/").removesuffix("/bin/python")
+        environment = target / python.removeprefix("/").removesuffix("/bin/python")
         packages = environment / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
         (environment / "bin").mkdir(parents=True)
         (environment / "bin/python").symlink_to("/usr/bin/python3")
@@ -148,7 +161,7 @@ def layer_of_ray() -> Path:
         (target / "constraints.txt").write_text(others)
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "-q"]
         only = ["--only-binary", ":all:", "-c", str(target / "constraints.txt"), "--target", str(packages)]
-        wanted = [f"ray[data,train]=={USERS_RAY}"]
+        wanted = [f"ray[data,train]=={version}"]
         done = subprocess.run([*pip, *only, *wanted], capture_output=True, text=True, check=False, timeout=1800)
         if done.returncode:
             raise RuntimeError(f"pip could not install {' '.join(wanted)}:\n{done.stderr[-4000:]}")

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import pytest
 
 from tests.few_modules import few_modules
-from tests.hosts.base import base, layer_of_ray, missing
+from tests.hosts.base import USERS_RAY, base, layers_of_ray, missing
 from tests.hosts.bed import Bed
 from tests.hosts.ec2 import Ec2
 from tests.hosts.host import Host
@@ -49,11 +49,17 @@ PREPARED: tuple[tuple[str, Callable[[], object]], ...] = (
     ("ray_index", ray_wheels),
     ("s3_index", s3_wheels),
     ("s3_index", torch_wheels),
-    ("users_ray", layer_of_ray),
+    ("users_ray", layers_of_ray),
 )
 """Fixtures and what they download."""
 _FIRST_ADDRESS = 10
 _LAST_ADDRESS = 62  # from 64 on the addresses belong to EC2
+
+
+class NewUsersRay(Protocol):
+    """Type of the function `users_ray`."""
+
+    def __call__(self, count: int, version: str = USERS_RAY) -> UsersRay: ...
 
 
 class NewRelay(Protocol):
@@ -127,7 +133,7 @@ def hosts(bed: Bed, addresses: Iterator[str], request: pytest.FixtureRequest) ->
     """
     made: list[Host] = []
     is_ray_used = any("users_ray" in getattr(item, "fixturenames", ()) for item in request.session.items)
-    layers = [layer_of_ray()] if is_ray_used else []
+    layers = layers_of_ray() if is_ray_used else []
 
     def give(count: int) -> list[Host]:
         while len(made) < count:
@@ -144,12 +150,12 @@ def hosts(bed: Bed, addresses: Iterator[str], request: pytest.FixtureRequest) ->
 
 
 @pytest.fixture(scope="module")
-def users_ray(hosts: Callable[[int], list[Host]]) -> Iterator[Callable[[int], UsersRay]]:
+def users_ray(hosts: Callable[[int], list[Host]]) -> Iterator[NewUsersRay]:
     """Return a function `users_ray(n)`: a user's Ray that may be started on the first n hosts of the session."""
     made: list[UsersRay] = []
 
-    def give(count: int) -> UsersRay:
-        made.append(UsersRay(hosts=hosts(count)))
+    def give(count: int, version: str = USERS_RAY) -> UsersRay:
+        made.append(UsersRay(hosts=hosts(count), version=version))
         return made[-1]
 
     yield give

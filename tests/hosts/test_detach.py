@@ -176,7 +176,7 @@ def test_calls_of_a_killed_client_are_taken_once_by_the_next_and_by_an_older_one
     until(lambda: not pool.calls())
     with pytest.raises(UsageError, match="its value was taken"):
         pool.future(by_name["fails"])
-    unread = [sky.compute(abs)(-6) > pool, sky.compute(timeout_s=0.5)(time.sleep)(60) > pool]
+    unread: list[sky.Future[Any]] = [sky.compute(abs)(-6) > pool, sky.compute(timeout_s=0.5)(time.sleep)(60) > pool]
     until(lambda: all(future.done() for future in unread))
     pool.detach()
     pool = sky.ComputePool.attach("train")

@@ -1,4 +1,4 @@
-"""Pools on a user's Ray cluster of two hosts, in the oldest version of Ray that skyward supports.
+"""Pools on a user's Ray cluster of two hosts, in the oldest and the newest version of Ray that skyward supports.
 
 `kubectl exec` cannot be had here. A command that enters a host stands in for it.
 """
@@ -14,8 +14,9 @@ import pytest
 
 import skyward as sky
 from skyward.errors import NoCapacity
-from tests.hosts.base import USERS_PYTHON, USERS_RAY
+from tests.hosts.base import USERS_RAYS
 from tests.hosts.faults import Place
+from tests.hosts.fixtures import NewUsersRay
 from tests.hosts.users_ray import UsersRay
 from tests.waiting import until
 
@@ -25,9 +26,9 @@ LIMIT_S = 60.0
 NewPool = Callable[..., sky.ComputePool]
 
 
-@pytest.fixture(scope="module")
-def cluster(users_ray: Callable[[int], UsersRay]) -> Iterator[UsersRay]:
-    cluster = users_ray(2)
+@pytest.fixture(scope="module", params=USERS_RAYS)
+def cluster(users_ray: NewUsersRay, request: pytest.FixtureRequest) -> Iterator[UsersRay]:
+    cluster = users_ray(2, request.param)
     cluster.start()
     yield cluster
     cluster.stop()
@@ -39,7 +40,7 @@ def new_pool(cluster: UsersRay, place: Callable[[int], Place]) -> Iterator[NewPo
     shell = cluster.hosts[0].command_inside()
 
     def give(*, pip: tuple[str, ...] = (), mine: int = 0, **options: Any) -> sky.ComputePool:
-        provider = sky.RayCluster(shell, python=USERS_PYTHON, resources={"mine": mine})
+        provider = sky.RayCluster(shell, python=cluster.python, resources={"mine": mine})
         image = sky.Image(pip=pip, pip_index_url=place(2).index.simple)
         return sky.ComputePool(provider, nodes=2, image=image, logs=False, **options)
 
@@ -70,33 +71,43 @@ def test_calls_have_the_packages_of_the_image_and_nothing_of_ray(cluster: UsersR
         assert sorted(answers) == [(host.name, False, []) for host in cluster.hosts]
 
 
-def test_calls_use_a_ray_of_their_own_in_the_version_of_the_cluster(new_pool: NewPool) -> None:
+def test_calls_use_a_ray_of_their_own_in_the_version_of_the_cluster(cluster: UsersRay, new_pool: NewPool) -> None:
     @sky.compute(cpus=1)
     @sky.integrations.ray_cluster(object_store_gib=0.1)
-    def use_ray(rows: int) -> tuple[str, str, int, int]:
+    def use_ray(rows: int) -> tuple[str, str, int, list[int]]:
+        os.environ["RAY_TRAIN_V2_ENABLED"] = "1"  # as in the newest one without it
         import ray.data
         import ray.train
-        from ray.train.data_parallel_trainer import DataParallelTrainer
+        from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+        class Worlds:
+            def __init__(self) -> None:
+                self.seen: list[int] = []
+
+            def see(self, size: int) -> list[int]:
+                self.seen.append(size)
+                return self.seen
 
         def train() -> None:
-            context = ray.train.get_context()
-            ray.train.report({"workers": context.get_world_size()})
+            ray.get(worlds.see.remote(ray.train.get_context().get_world_size()))
 
         ray.init(logging_level="ERROR")
+        worlds = ray.remote(num_cpus=0)(Worlds).remote()
         total = ray.data.range(rows).map(lambda row: {"x": 2 * row["id"]}).sum("x")
-        workers = ray.train.ScalingConfig(
-            num_workers=2, placement_strategy="STRICT_SPREAD", trainer_resources={"CPU": 0}
-        )
-        trained = DataParallelTrainer(train, scaling_config=workers).fit()
-        return sys.executable, ray.__version__, total, trained.metrics["workers"]
+        workers = ray.train.ScalingConfig(num_workers=2, placement_strategy="STRICT_SPREAD")
+        DataParallelTrainer(train, scaling_config=workers).fit()
+        return sys.executable, ray.__version__, total, ray.get(worlds.see.remote(0))
 
     with new_pool() as pool:
-        assert use_ray(100) @ pool == [(USERS_PYTHON, USERS_RAY, 9900, 2)]
+        assert use_ray(100) @ pool == [(cluster.python, cluster.version, 9900, [2, 2, 0])]
 
 
 def test_a_placement_group_that_stays_pending_says_what_is_lacking(new_pool: NewPool) -> None:
     asked = r"2 nodes, each with CPU=1, GPU=1, accelerator_type:H100=0.001; 0 of the cluster's 2 nodes are that large"
-    with pytest.raises(NoCapacity, match=asked):
+    with pytest.raises(NoCapacity, match=asked) as lacking:
         new_pool(accelerator="H100", provision_timeout_s=1.0).start()
-    with pytest.raises(NoCapacity, match=r"each with CPU=1, mine=2; 0 of the cluster's 2 nodes .* 2 of mine free"):
+    assert (lacking.value.field, str(lacking.value.value)) == ("accelerator", "H100 80GB")
+    text = r"each with CPU=1, mine=2; 0 of the cluster's 2 nodes .* 2 of mine free"
+    with pytest.raises(NoCapacity, match=text) as lacking:
         new_pool(mine=2, provision_timeout_s=1.0).start()
+    assert (lacking.value.field, lacking.value.value) == ("resources", {"mine": 2})

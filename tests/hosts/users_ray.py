@@ -1,4 +1,4 @@
-"""A user's own Ray on hosts, in the oldest version that skyward supports."""
+"""A user's own Ray on hosts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.hosts.base import USERS_PYTHON
+from tests.hosts.base import users_python
 from tests.hosts.host import Host
 
 __all__ = ["UsersRay"]
@@ -21,9 +21,15 @@ _LIMIT_S = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class UsersRay:
-    """Ray on hosts that have `layer_of_ray`: the first is the head. As far as Ray knows, each has an accelerator."""
+    """Ray on hosts that have `layers_of_ray`: the first is the head. As far as Ray knows, each has an accelerator."""
 
     hosts: Sequence[Host]
+    version: str
+
+    @property
+    def python(self) -> str:
+        """Its interpreter on the hosts."""
+        return users_python(self.version)
 
     def start(self) -> None:
         """Start it, two processors on each host. If that fails, `stop` it too."""
@@ -36,7 +42,7 @@ class UsersRay:
 
     def run(self, host: Host, *arguments: str) -> str:
         """Run its Python, and return the output."""
-        return host.run("env", _MARK, USERS_PYTHON, *arguments, timeout_s=_LIMIT_S).stdout
+        return host.run("env", _MARK, self.python, *arguments, timeout_s=_LIMIT_S).stdout
 
     def processes(self, host: Host) -> set[int]:
         """Return its processes on a host, as seen from here. Some overwrite their variables."""

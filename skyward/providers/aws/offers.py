@@ -136,5 +136,7 @@ def _explain(wanted: Accelerator, known: list[InstanceType], region: str) -> Non
     available = sorted({f"{t.accelerator} ({t.name})" for t in known if t.accelerator and t.accelerator.name == name})
     if available:
         raise NoCapacity(
-            f"aws: no machine in {region} has exactly {wanted}; request one of these: {', '.join(available)}"
+            f"aws: no machine in {region} has exactly {wanted}; request one of these: {', '.join(available)}",
+            field="accelerator",
+            value=wanted,
         )
