@@ -67,7 +67,8 @@ class RayClusterIntegration(IntegrationBase):
         processes_per_node: always 1, one Ray node on each node.
         returns: always "head": the value of the function, which only rank 0 runs.
         dashboard: whether the head serves Ray's dashboard on its loopback. The port is printed; `pool.forward(port)`
-            brings it to this machine. It needs `ray[default]` on the nodes.
+            brings it to this machine. Its page asks for the token, from Ray 2.52 on, so that is printed too. It needs
+            `ray[default]` on the nodes.
         object_store_gib: memory of each node's object store in GiB, >= 0.075. None: Ray's own choice, a part of the
             node's memory.
 
@@ -143,7 +144,7 @@ class RayClusterIntegration(IntegrationBase):
         for held in (port, dashboard_port, client_port):
             locks.hold(held)  # until the process exits
         cluster = {"address": f"{_in_url(rank.head_addr)}:{port}", "token": token, "folder": str(folder)}
-        arguments = ["--head", f"--port={port}", f"--temp-dir={folder}", *self._dashboard(rank, dashboard_port)]
+        arguments = ["--head", f"--port={port}", f"--temp-dir={folder}", *self._dashboard(rank, dashboard_port, token)]
         # Ray's own choice is one port for all clusters of a machine. The second `ray start` would end with an error.
         if importlib.util.find_spec(_FOR_CLIENTS) is not None:
             arguments.append(f"--ray-client-server-port={client_port}")
@@ -194,11 +195,11 @@ class RayClusterIntegration(IntegrationBase):
             *store,
         ]
 
-    def _dashboard(self, rank: Rank, port: int) -> list[str]:
+    def _dashboard(self, rank: Rank, port: int, token: str) -> list[str]:
         if not self.dashboard:
             return ["--include-dashboard=false", f"--dashboard-port={port}"]
         where = f"pool.forward({port}, node={rank.node}) brings it to you"
-        sys.stdout.write(f"Ray's dashboard: port {port} of this node; {where}\n")
+        sys.stdout.write(f"Ray's dashboard: port {port} of this node; {where}; from Ray 2.52 on its token is {token}\n")
         return ["--include-dashboard=true", "--dashboard-host=127.0.0.1", f"--dashboard-port={port}"]
 
 

@@ -39,6 +39,7 @@ USERS_RAY = "2.50.1"
 """Version of the Ray that users have: the oldest that skyward supports."""
 USERS_RAYS = (USERS_RAY, RAY_VERSION)
 """All such versions on hosts: the newest is that of skyward's own."""
+_EXTRAS = "data,default,train,tune"
 
 # The packages of a user's machine, and no more: no pip, no venv, no compiler.
 PACKAGES = (
@@ -150,7 +151,7 @@ def _layer_of_ray(version: str) -> Path:
     constraints = Path(__file__).parent.parent.parent / "constraints.txt"
     others = re.sub(r"(?m)^ray==.*$", "", constraints.read_text())
     python = users_python(version)
-    recipe = "\n".join([platform.python_version(), platform.machine(), python, others])
+    recipe = "\n".join([platform.python_version(), platform.machine(), python, _EXTRAS, others])
 
     def make(target: Path) -> None:
         environment = target / python.removeprefix("/").removesuffix("/bin/python")
@@ -161,7 +162,7 @@ def _layer_of_ray(version: str) -> Path:
         (target / "constraints.txt").write_text(others)
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "-q"]
         only = ["--only-binary", ":all:", "-c", str(target / "constraints.txt"), "--target", str(packages)]
-        wanted = [f"ray[data,train]=={version}"]
+        wanted = [f"ray[{_EXTRAS}]=={version}"]
         done = subprocess.run([*pip, *only, *wanted], capture_output=True, text=True, check=False, timeout=1800)
         if done.returncode:
             raise RuntimeError(f"pip could not install {' '.join(wanted)}:\n{done.stderr[-4000:]}")

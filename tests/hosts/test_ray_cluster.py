@@ -14,6 +14,7 @@ import pytest
 
 import skyward as sky
 from skyward.errors import NoCapacity
+from skyward.values.machine import LogLine
 from tests.hosts.base import USERS_RAYS
 from tests.hosts.faults import Place
 from tests.hosts.fixtures import NewUsersRay
@@ -42,7 +43,7 @@ def new_pool(cluster: UsersRay, place: Callable[[int], Place]) -> Iterator[NewPo
     def give(*, pip: tuple[str, ...] = (), mine: int = 0, **options: Any) -> sky.ComputePool:
         provider = sky.RayCluster(shell, python=cluster.python, resources={"mine": mine})
         image = sky.Image(pip=pip, pip_index_url=place(2).index.simple)
-        return sky.ComputePool(provider, nodes=2, image=image, logs=False, **options)
+        return sky.ComputePool(provider, nodes=2, image=image, **{"logs": False, **options})
 
     def left() -> list[str]:
         commands = [process.command for host in cluster.hosts for process in host.started_processes()]
@@ -100,6 +101,34 @@ def test_calls_use_a_ray_of_their_own_in_the_version_of_the_cluster(cluster: Use
 
     with new_pool() as pool:
         assert use_ray(100) @ pool == [(cluster.python, cluster.version, 9900, [2, 2, 0])]
+
+
+def test_calls_have_the_dashboard_of_their_ray_and_tune(cluster: UsersRay, new_pool: NewPool) -> None:
+    @sky.compute(cpus=1)
+    @sky.integrations.ray_cluster(dashboard=True, object_store_gib=0.1)
+    def tune() -> tuple[str, str, list[int]]:
+        import json
+        import urllib.request
+
+        import ray
+        from ray import tune
+
+        address = ray.init(logging_level="ERROR").dashboard_url
+        token = os.environ["RAY_AUTH_TOKEN"]
+        headers = {"Authorization": f"Bearer {token}"}
+        request = urllib.request.Request(f"http://{address}/api/version", headers=headers)
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            version = json.load(reply)["ray_version"]
+        results = tune.Tuner(
+            lambda config: {"y": config["x"] ** 2}, param_space={"x": tune.grid_search([1, 2, 3])}
+        ).fit()
+        return token, version, sorted(result.metrics["y"] for result in results)
+
+    lines: list[LogLine] = []
+    with new_pool(logs=lines.append) as pool:
+        ((token, version, squares),) = tune() @ pool
+        assert (version, squares) == (cluster.version, [1, 4, 9])
+        until(lambda: any(line.text.endswith(f"token is {token}") for line in lines))
 
 
 def test_a_placement_group_that_stays_pending_says_what_is_lacking(new_pool: NewPool) -> None:
