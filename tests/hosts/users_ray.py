@@ -28,7 +28,7 @@ class UsersRay:
 
     @property
     def python(self) -> str:
-        """Its interpreter on the hosts."""
+        """Interpreter of it on the hosts."""
         return users_python(self.version)
 
     def start(self) -> None:
