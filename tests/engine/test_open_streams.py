@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from skyward.calls.undecoded import Undecoded
 from skyward.engine.open_streams import OpenStreams
 from skyward.engine.tasks import StreamTask
 from skyward.errors import PoolClosed
@@ -22,9 +23,9 @@ def streams(parts: Parts) -> OpenStreams:
     return OpenStreams(parts.ledger, parts.dispatcher)
 
 
-def generator(parts: Parts, told: list[BaseException] | None = None) -> StreamTask:
+def generator(parts: Parts, told: list[BaseException | Undecoded] | None = None) -> StreamTask:
     class Noted(StreamTask):
-        def on_failed(self, error: BaseException) -> None:
+        def on_failed(self, error: BaseException | Undecoded) -> None:
             if told is not None:
                 told.append(error)
 
@@ -74,7 +75,7 @@ def test_an_unread_stream_is_closed_and_other_tasks_are_cancelled(
 def test_readers_of_running_generators_learn_that_the_pool_closes(
     parts: Parts, agent: FarEnd, streams: OpenStreams
 ) -> None:
-    told: list[BaseException] = []
+    told: list[BaseException | Undecoded] = []
     generator(parts, told)
     streams.close_all()
     assert [type(error) for error in told] == [PoolClosed]
