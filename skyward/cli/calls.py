@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
             for call in seen.calls
         ]
         others = {"left_s": seen.left_s, "is_ending": seen.is_ending, "lost": list(seen.lost)}
-        print(as_json({"calls": calls, "client": seen.client, **others}))
+        print(as_json({"calls": calls, "more_calls": seen.more_calls, "client": seen.client, **others}))
         return 0
     rows = [
         (
@@ -65,6 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
         for call in seen.calls
     ]
     print("\n".join(table(("call", "name", "state", "node", "age"), rows, right=[0, 4])) if rows else "no calls")
+    if seen.more_calls:
+        print(f"and {seen.more_calls} more")
     if seen.lost:
         print(f"lost and not replaced: node {', '.join(map(str, seen.lost))}")
     client = seen.client

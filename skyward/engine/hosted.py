@@ -61,6 +61,7 @@ from .other_heads import HeadCommand, OtherHeads
 from .reader import Reader
 from .task_events import TaskCounts
 from .tasks import Task
+from .threads import report
 
 if TYPE_CHECKING:
     from .log_router import LineSink
@@ -255,15 +256,19 @@ class HostedEngine:
         self._reader.start()
         _engines.add(self)
         if self._attaches:
-            self.requests.ask("there", timeout_s=_START_S)  # behind the facts of the nodes
+            self._ask_in_time("there", "attach again")  # behind the facts of the nodes
         else:
-            try:
-                self.requests.ask("use", self._machines.told(), timeout_s=_START_S)
-            except TimeoutError:
-                text = f"head of the pool: did not reach all nodes within {_START_S:g} s; open the pool again"
-                raise Unreachable(text) from None
+            self._ask_in_time("use", "open the pool again", self._machines.told())
         self._raise_ray()
         self._heads.may_change = not self._config.detached_for_s
+
+    def _ask_in_time(self, verb: str, advice: str, *arguments: Any) -> None:
+        """Ask the head, which answers once it has reached the nodes. Raises Unreachable, with the advice."""
+        try:
+            self.requests.ask(verb, *arguments, timeout_s=_START_S)
+        except TimeoutError:
+            text = f"head of the pool: did not reach all nodes within {_START_S:g} s; {advice}"
+            raise Unreachable(text) from None
 
     def _raise_ray(self) -> None:
         self._ray.raise_on(self._heads.node, self.requests.ask)
@@ -418,7 +423,12 @@ class HostedEngine:
             return
         link = self._link
         assert link is not None
-        if not self._heads.change(link, why, has_ended=has_ended, gone=gone):
+        try:
+            goes_on = self._heads.change(link, why, has_ended=has_ended, gone=gone)
+        except Exception as error:  # nobody else would end what waits for the head
+            report(error)
+            goes_on = False
+        if not goes_on:
             self._end_without_head(why, is_preempted=gone is not None and gone.is_preempted)
 
     def _go_on(self, before: HeadLink, deadline: float) -> None:

@@ -270,7 +270,7 @@ class OtherHeads:
             argv = place.start(config)
             dialler = self._dialler((lambda: argv) if node is None else self._command(place, node, argv))
             ends, facts = dialler.dial_until(time.monotonic() + _DIAL_S, LINK_TIMES)
-        except (SkywardError, Forgotten) as error:
+        except (SkywardError, OSError, Forgotten) as error:  # TimeoutError: its machine hangs
             _log.warning("%s: no head begins there: %s", "client" if node is None else f"node {node}", error)
             self._leave(place)
             return None

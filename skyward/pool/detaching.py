@@ -412,6 +412,7 @@ class Glance:
         left_s: Seconds that the pool goes on without a client.
         is_ending: Whether the pool has warned of its end; see `skyward.events.DetachmentWarning`.
         lost: Nodes that were lost, and not replaced.
+        more_calls: Number of further such calls.
     """
 
     calls: tuple[CallFacts, ...]
@@ -419,6 +420,7 @@ class Glance:
     left_s: float
     is_ending: bool
     lost: tuple[int, ...]
+    more_calls: int
 
 
 def glance(name: str) -> Glance:
@@ -459,6 +461,7 @@ def glance(name: str) -> Glance:
         left_s=facts["left_s"],
         is_ending=facts.get("is_ending", False),  # heads of an older version do not say it
         lost=tuple(facts.get("lost", ())),
+        more_calls=facts.get("more_calls", 0),
     )
 
 

@@ -114,7 +114,7 @@ class EngineMaker:
             blueprint=b"" if detachment is None or detachment.was_known else detachment.blueprint(self.spec),
         )
         if self._needs_ray:
-            _require_reach(machines, is_detached=detachment is not None)
+            _require_reach(machines, self.spec.stop, is_detached=detachment is not None)
         config, place = head_on(machines[0], config) if machines else head_here(config)
         raiser = self._raiser() if self.way in (Way.RAY, Way.RAY_OR_LENT) and are_apart else None
         if detachment is not None:
@@ -156,11 +156,11 @@ class EngineMaker:
         )
 
 
-def _require_reach(machines: list[Machine], *, is_detached: bool) -> None:
+def _require_reach(machines: list[Machine], stop: threading.Event, *, is_detached: bool) -> None:
     """Raise UsageError if nodes cannot connect to each other, before anything starts on them."""
     from ..engine.ray.reach import why_cut
 
-    if why := why_cut(machines, threading.Event()):
+    if why := why_cut(machines, stop):
         raise did_not_come_up(why, is_cut=True, is_detached=is_detached)
 
 

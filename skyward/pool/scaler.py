@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ..core import interrupts
 from ..core.records import dataclass
-from ..errors import BudgetExceeded, NoCapacity, NodeError, PoolClosed, QuotaExceeded, SkywardError
+from ..errors import BudgetExceeded, InternalError, NoCapacity, NodeError, PoolClosed, QuotaExceeded, SkywardError
 from ..events import Emit, PoolScaled, ScalingFailed
 from ..schedule.scaling import REFUSAL_S, Bounds, Demand, Situation, decide
 from ..values.nodes import Nodes
@@ -236,8 +236,10 @@ class PoolScaler:
                     error = self._look(is_asked=asked > self._answered)
             except (NodeError, PoolClosed) as lost:  # the head is lost, and another one may follow
                 error = lost
-            except Exception:
+            except Exception as failure:
                 self._used_at = self._clock() - _RECENT_S  # look less often
+                why = f"{type(failure).__name__}: {failure}"
+                error = InternalError(f"pool {self._pool}: its size cannot be changed ({why}); report this bug")
                 if not self._is_stopped:  # otherwise the engine was closed under it
                     _log.exception("pool %s: error while its size was checked; please report this bug", self._pool)
             with self._changed:

@@ -23,7 +23,7 @@ from ..core.records import dataclass
 from ..core.signatures import checked_options
 from ..errors import NoCapacity, ProviderError, SkywardError, Unreachable, UsageError
 from ..events import Emit, PhaseEnded, PhaseFailed, PhaseOutput, PhaseStarted
-from ..ssh import Connection, SSHTarget, connect
+from ..ssh import Connection, SSHResult, SSHTarget, connect
 from ..ssh.commands import CommandConnection
 from ..values.image import Image
 from ..values.machine import Machine, Offer, PoolSpec
@@ -162,10 +162,13 @@ class RayCluster:
         """Shut the nodes down, and give their room back. A node that cannot be reached ends with its lease."""
         nodes = [machine for machine in machines if isinstance(machine.handle, RemoteNodeHandle)]
         end(nodes)
+        tickets: dict[_Cluster, dict[int, str]] = {}
         for machine in nodes:
             place = machine.handle.place
             assert isinstance(place, _Bundle)
-            place.cluster.release({machine.node: place.ticket})
+            tickets.setdefault(place.cluster, {})[machine.node] = place.ticket
+        for cluster, theirs in tickets.items():
+            cluster.release(theirs)
 
     @property
     def where(self) -> str:
@@ -262,6 +265,7 @@ class _Cluster:
         if "lacking" in last:
             resources = self._provider.resources
             asked = {**requested_of(spec), **({"resources": resources} if resources else {}), "nodes": spec.nodes}
+            asked.pop("architecture", None)  # bundles do not have it
             field, value = next(iter(asked.items()))
             raise NoCapacity(
                 f"ray_cluster {where}: no room after {limit_s:g} s: {last['lacking']}; ask for less, "
@@ -317,6 +321,16 @@ class _Cluster:
         except (SkywardError, TimeoutError):
             return False
 
+    def _run(self, line: str, timeout_s: float, **options: Any) -> SSHResult:
+        """Run a command through the shell. Raises Unreachable: it did not end in time, so the shell may hang."""
+        assert self._shell is not None
+        try:
+            return self._shell.run(line, timeout_s=timeout_s, **options)
+        except TimeoutError as error:
+            where = self._provider.where
+            text = f"ray_cluster {where}: no answer within {timeout_s:g} s; check `shell`, and the cluster"
+            raise Unreachable(text, host=where, is_final=False) from error
+
     def _ask(
         self,
         question: dict[str, Any],
@@ -335,7 +349,7 @@ class _Cluster:
                     tell(answer["waits"])
 
         line = f"{self._stub} ask {shlex.quote(json.dumps(question))}"
-        done = self._shell.run(line, timeout_s=timeout_s, on_line=on_line, stop=stop)
+        done = self._run(line, timeout_s, on_line=on_line, stop=stop)
         if done.code == _NO_CONNECTION:
             where = self._provider.where
             raise Unreachable(f"ray_cluster {where}: {done.error_text}; check the cluster", host=where, is_final=False)
@@ -352,7 +366,7 @@ class _Cluster:
         self._check(spec)
         python = provider.python
         line = f"exec {shlex.join([python, '-c', program('bootstrap/ray/start.py')])}"
-        done = self._shell.run(line, input=start, timeout_s=_START_S, stop=spec.stop)
+        done = self._run(line, _START_S, input=start, stop=spec.stop)
         answer = json.loads(done.text.splitlines()[-1]) if done.text else {"log": done.error_text}
         if "listens" not in answer:
             why = answer.get("problem") or answer["log"].strip() or "no answer"
@@ -366,7 +380,7 @@ class _Cluster:
         """Refuse an interpreter of the cluster, or a Ray, that is of no use. Raises UsageError."""
         assert self._shell is not None
         provider, minor = self._provider, ".".join(spec.image.python_version.split(".")[:2])
-        done = self._shell.run(f"exec {shlex.join([provider.python, '-c', _FACTS])}", timeout_s=_ASK_S, stop=spec.stop)
+        done = self._run(f"exec {shlex.join([provider.python, '-c', _FACTS])}", _ASK_S, stop=spec.stop)
         if done.code == _NO_CONNECTION:
             raise Unreachable(f"ray_cluster {provider.where}: {done.error_text}; check `shell`", host=provider.where)
         if done.code:

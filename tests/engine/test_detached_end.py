@@ -10,13 +10,15 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 import skyward as sky
 from skyward.engine import dialler
 from skyward.engine.dialler import CommandEnds, Dialler
+from skyward.engine.head.client_link import ClientLink
 from skyward.engine.head.last_words import read_last_words, write_last_words
 from skyward.engine.head.messages import HeadConfig
 from skyward.engine.head.place import LocalHead
@@ -280,6 +282,18 @@ def test_head_of_a_detached_pool_whose_client_never_came_ends_after_the_lease() 
     assert not turns.is_over
     turns._renewed_at -= 2.0  # private: the clock
     assert turns.is_over
+
+
+def test_head_of_a_detached_pool_whose_silent_client_is_linked_ends_after_the_time_without_a_client() -> None:
+    """Ray does not stand yet, and the machine of the client sleeps, or has lost its power."""
+    config = HeadConfig(pool="train", folder="/tmp/head", cancel_grace_s=1.0, lease_s=30.0, detached_for_s=3600.0)
+    turns = ClientTurns(config)
+    turns.sessions = 1
+    channel = SimpleNamespace(is_attached=True, heard_at=turns.contact_at)
+    turns.client = cast(ClientLink, SimpleNamespace(channel=channel))
+    for away_s, is_over in ((3599.0, False), (3601.0, True)):
+        channel.heard_at = turns._renewed_at = time.monotonic() - away_s  # private: the clock
+        assert turns.is_over == is_over
 
 
 def test_a_budget_ends_a_pool_without_a_client_earlier_and_is_named_as_the_reason() -> None:

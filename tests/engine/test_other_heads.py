@@ -13,10 +13,14 @@ from typing import Any
 import pytest
 
 import skyward as sky
+from skyward.engine import other_heads
+from skyward.engine.head.messages import HeadConfig
+from skyward.engine.head.place import HeadPlace, LocalHead, head_on
 from skyward.engine.hosted import HostedEngine
 from skyward.engine.other_heads import OtherHeads
 from skyward.errors import ActorLost, NodeLost, RefLost, StateLost
 from skyward.testing.engine_suite import appear, wait_for
+from skyward.values.machine import Machine
 from tests.engine.test_hosted_faults import heads_of
 from tests.engines import gated_pool, hosted_pool, permitted_calls
 from tests.waiting import until
@@ -363,6 +367,38 @@ def test_only_heads_that_are_lost_soon_one_after_another_end_the_pool(monkeypatc
         kill_head(*others)
         with pytest.raises(NodeLost, match=r"head of the pool: is gone .*; open the pool again"):
             double(2) >> pool
+
+
+@pytest.mark.parametrize(
+    ("error", "goes_on"),
+    [
+        pytest.param(TimeoutError("no answer within 60 s"), True, id="a machine hangs"),
+        pytest.param(RuntimeError("a defect"), False, id="a defect"),
+    ],
+)
+def test_a_head_that_cannot_begin_leaves_no_call_waiting(
+    error: Exception, *, goes_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others, double = heads_of(os.getpid()), sky.compute(lambda x: 2 * x)
+
+    class Failing(LocalHead):
+        def start(self, config: HeadConfig) -> tuple[str, ...]:
+            raise error
+
+    def head_on_another(machine: Machine, config: HeadConfig) -> tuple[HeadConfig, HeadPlace]:
+        """Return a place that fails beside the first two nodes, which are tried first."""
+        config, place = head_on(machine, config)
+        return config, place if machine.node == 2 else Failing()
+
+    monkeypatch.setattr(other_heads, "head_on", head_on_another)
+    with hosted_pool(nodes=3, concurrency=1, logs=False) as pool:
+        assert double(1) >> pool == 2
+        kill_head(*others)
+        if goes_on:
+            assert double.with_options(retries=3)(2) >> pool == 4
+        else:
+            with pytest.raises(NodeLost, match="head of the pool: is gone"):
+                double(2) >> pool
 
 
 def test_a_head_that_ends_because_the_pool_closes_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:

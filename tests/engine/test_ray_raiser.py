@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -101,7 +102,9 @@ def raised(
     machines = {node: machine(node, login=login) for node, login in enumerate(logins)}
 
     def failed(reason: str, is_cut: bool) -> None:
-        reasons.append(reason)
+        began = time.monotonic()
+        raiser.close()  # as the pool does, in the thread that this one must not wait for
+        reasons.append(reason if time.monotonic() - began < 5.0 else "it was closed late")
         assert is_cut == ("network:" in reason)
 
     raiser = RayRaiser(

@@ -156,7 +156,10 @@ def client_of(place: Callable[[int], Place], runtime: Path, state: None) -> Iter
 
 
 def test_calls_of_a_killed_client_are_taken_once_by_the_next_and_by_an_older_one_on_another_host(
-    client_of: Callable[..., Client], place: Callable[[int], Place], tmp_path: Path
+    client_of: Callable[..., Client],
+    place: Callable[[int], Place],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     client = client_of()
     host = client.place.hosts[0]
@@ -176,6 +179,11 @@ def test_calls_of_a_killed_client_are_taken_once_by_the_next_and_by_an_older_one
     until(lambda: not pool.calls())
     with pytest.raises(UsageError, match="its value was taken"):
         pool.future(by_name["fails"])
+    many = [sky.compute(abs)(n) > pool for n in range(2000)]
+    until(lambda: all(future.done() for future in many))
+    assert main(["ps", "train"]) == 0
+    assert "and 1500 more\n" in capsys.readouterr().out
+    assert [future.result() for future in many] == list(range(2000))
     unread: list[sky.Future[Any]] = [sky.compute(abs)(-6) > pool, sky.compute(timeout_s=0.5)(time.sleep)(60) > pool]
     until(lambda: all(future.done() for future in unread))
     pool.detach()

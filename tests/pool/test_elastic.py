@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import skyward as sky
-from skyward.errors import NoCapacity, NodeLost, PoolClosed, RefLost, UsageError
+from skyward.errors import InternalError, NoCapacity, NodeLost, PoolClosed, RefLost, UsageError
 from skyward.events import Emit, Event, PoolScaled, ScalingFailed
 from skyward.pool import scaler
 from skyward.testing import Faults
@@ -306,17 +306,31 @@ def test_a_pool_goes_on_with_the_nodes_it_gets_and_says_so_once(tmp_path: Path) 
     assert "room for" in failures[0].reason
 
 
+_NONE = NoCapacity("refusing: none now")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Refusing(sky.Local):
     """Provider that refuses as many launches as `refusals` says."""
 
     refusals: list[int]
+    error: Exception = _NONE
 
     def launch(self, spec: PoolSpec, offers: list[Offer], pool: str, nodes: list[int], emit: Emit) -> list[Machine]:
         if self.refusals[0]:
             self.refusals[0] -= 1
-            raise NoCapacity("refusing: none now")
+            raise self.error
         return super().launch(spec, offers, pool, nodes, emit)
+
+
+def test_error_of_a_provider_that_fails_in_its_own_way_is_told_to_whoever_asks() -> None:
+    provider = Refusing(refusals=[0], error=TimeoutError("no answer"))
+    with sky.ComputePool(provider, nodes=(1, 2), logs=False, console=False) as pool:
+        provider.refusals[0] = 1
+        with pytest.raises(InternalError, match=r"its size cannot be changed \(TimeoutError: no answer\)"):
+            pool.scale(2)
+        pool.scale(2)
+        assert pool.nodes == 2
 
 
 @pytest.mark.parametrize("refusals", [1, 3])

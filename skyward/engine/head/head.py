@@ -57,6 +57,8 @@ from .turns import ClientTurns
 
 _FIND_S = 30.0
 """Longest wait in seconds for the handle of a named actor, which only the client can pack."""
+_MOST_SHOWN = 500
+"""Most calls that a process sees which does not attach, because they are in one frame."""
 
 
 class Head:
@@ -396,7 +398,8 @@ class Head:
         calls = [] if self._calls is None else self._calls.listed()
         return {
             "version": PROTOCOL_VERSION,
-            "calls": [facts._asdict() for facts in calls],
+            "calls": [facts._asdict() for facts in calls[:_MOST_SHOWN]],
+            "more_calls": len(calls[_MOST_SHOWN:]),
             "client": self.turns.who if self.turns.is_taken else {},
             "left_s": self.turns.left_s,
             "is_ending": self.turns.is_ending,

@@ -149,9 +149,13 @@ class ClientTurns:
             return bool(self.sessions) and time.monotonic() - self.contact_at > limit_s
         if client is None and not self.is_detached:
             return False  # it renews no lease, so its watchdog sees to it
+        limit_s = self._config.lease_s
         if client is not None and client.channel.is_attached:
-            return False
-        return time.monotonic() - self.contact_at > self._config.lease_s
+            if not self.is_detached:
+                return False
+            # Its machine may sleep, or have lost its power: then nobody ends the link.
+            limit_s = max(limit_s, self.detached_for_s)
+        return time.monotonic() - self.contact_at > limit_s
 
     @property
     def is_deserted(self) -> bool:

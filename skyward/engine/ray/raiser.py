@@ -332,9 +332,12 @@ class RayRaiser:
                 self._end()  # what an earlier client has left
                 self._raise_again_and_again(was_ever_of_use=is_adopted)
         finally:
-            with self._changed:
-                self._has_ended = True
-                self._changed.notify_all()
+            self._note_end()
+
+    def _note_end(self) -> None:
+        with self._changed:
+            self._has_ended = True
+            self._changed.notify_all()
 
     def _raise_again_and_again(self, *, was_ever_of_use: bool) -> None:
         failures = 0
@@ -350,6 +353,7 @@ class RayRaiser:
             self._end()
             is_over = self._may_give_up and (self._is_given_up or failures == _TRIES)
             if is_over and self._failed is not None:
+                self._note_end()  # first: it closes the pool, which waits for that
                 self._failed(self._why, self._is_cut)
             elif is_over or was_of_use or failures == _TRIES:
                 self._emit(EngineLost(engine=_NAME, reason=self._why))
