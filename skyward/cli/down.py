@@ -31,6 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from ..errors import SkywardError
+    from ..pool.config import rented_providers
     from ..pool.fleet import end
     from .screen import complain, is_sure
 
@@ -43,11 +44,12 @@ def run(arguments: argparse.Namespace) -> int:
     action = f"end {', '.join(names)}"
     if not arguments.yes and not is_sure(action, f"{action}?"):
         return 1
+    providers, _ = rented_providers()
     status = 0
     for name in names:
         try:
-            print(f"{name}: {end(name)}", flush=True)
-        except SkywardError as error:
+            print(f"{name}: {end(name, providers=providers)}", flush=True)
+        except (SkywardError, OSError) as error:  # the others are ended all the same
             complain(error, of=name)
             status = 1
     return status

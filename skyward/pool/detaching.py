@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
 from ..core.records import dataclass
-from ..errors import SkywardError, UsageError
+from ..errors import SkywardError, Unreachable, UsageError
 from ..events import Emit, ignore
 from ..providers import load
 from ..providers.base import DetachableProvider, MachineGone, Provider, as_detachable
@@ -497,8 +497,11 @@ def end_detached(known: DetachedPool) -> str:
         assert login is not None
         login.run("node.agent.outside", "end", (*known.process, "0"), timeout_s=_DIAL_S)
         _last_words(known, machines[0], detached.DOWN)
-    except BaseException:
+    except BaseException as error:
         _let_go(provider, *machines)
+        if isinstance(error, TimeoutError):
+            text = f"pool {known.pool!r}: the machine of its head does not answer within {_DIAL_S:g} s; try again later"
+            raise Unreachable(f"{text}, or wait until it ends by itself", is_final=False) from error
         raise
     _told_to_end(machines)
     provider.terminate(machines)

@@ -13,7 +13,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Literal
 
 from ..core.records import dataclass
-from ..errors import SkywardError, UsageError
+from ..errors import SkywardError, TerminateFailed, UsageError
 from ..state import detached, live
 from ..state.detached import DetachedPool
 from ..state.journal import journals
@@ -100,21 +100,25 @@ def survey(providers: Iterable[CloudProvider] = (), *, is_local_only: bool = Fal
     return Survey(pools=tuple(sorted(states, key=lambda s: (-s.age_s, s.pool))), failures=tuple(failures))
 
 
-def end(pool: str, *, wait_s: float = _END_LIMIT_S) -> str:
+def end(pool: str, *, providers: Iterable[CloudProvider] = (), wait_s: float = _END_LIMIT_S) -> str:
     """End one pool, wherever its program runs, and return what was done, in words.
 
     A running program is asked to close the pool, and its calls raise PoolClosed. The machines of a dead program are
-    ended from here. A pool of which nothing is left is not an error, so several callers may do this, and repeat it.
+    ended from here. A pool of which nothing is left is not an error, so several callers may do this, and repeat it. A
+    program that is stopped closes the pool as soon as it goes on.
 
     Args:
         pool: Full name of the pool; see `names_meant`.
+        providers: Further accounts that are asked about a pool of which there is no record here.
         wait_s: Longest wait for the program, in seconds.
 
     Raises:
         TerminateFailed: Machines may still cost money; the error names them.
         UsageError: The program runs and does not close the pool.
+        ProviderError: There is no record of the pool here, and an account that may have machines of it cannot be asked.
     """
-    alive = next((p for p in live.live_pools() if p.pool == pool and p.is_alive), None)
+    records = [record for record in live.live_pools() if record.pool == pool]
+    alive = next((record for record in records if record.is_alive), None)
     is_closed = alive is not None and _asked(alive, wait_s)
     ended: list[str] = []
     was_rented = bool(journals(pool))
@@ -127,7 +131,9 @@ def end(pool: str, *, wait_s: float = _END_LIMIT_S) -> str:
             f"pool {pool!r}: its program (process {alive.owner.pid}, {alive.program}) did not close it within "
             f"{wait_s:g} s; end the program with `kill {alive.owner.pid}`, and its nodes end with it"
         )
-    live.withdraw(pool)
+    waits = alive is not None and not is_closed and alive.is_alive
+    if not waits:  # otherwise it would rent other machines once it goes on
+        live.withdraw(pool)
     apart = detached.living(pool)
     if apart is not None and was_rented:  # its head has ended with its machine
         detached.end(apart, detached.DOWN)
@@ -136,8 +142,33 @@ def end(pool: str, *, wait_s: float = _END_LIMIT_S) -> str:
 
         return end_detached(apart)
     if ended:
-        return f"ended {len(ended)} machine{'s' if len(ended) != 1 else ''}: {', '.join(ended)}"
-    return "its program closed it" if is_closed else "nothing is left of it"
+        later = "; its program does not answer, and closes the pool once it goes on" if waits else ""
+        return f"ended {_count_of(ended)}: {', '.join(ended)}{later}"
+    if is_closed:
+        return "its program closed it"
+    return "nothing is left of it" if records or was_rented else _without_record(pool, list(providers))
+
+
+def _without_record(pool: str, providers: list[CloudProvider]) -> str:
+    """Say that nothing here knows of a pool. Raises TerminateFailed: a known account has machines of it."""
+    if providers or journals():
+        from ..providers import reaper
+
+        machines, failures = reaper.ls(providers)
+        found = [machine.instance.id for machine in machines if machine.pool == pool]
+        if found:
+            raise TerminateFailed(
+                f"pool {pool!r}: no record of it is on this machine, and {_count_of(found)} of it exist "
+                f"({', '.join(found)}); end it on the machine of its program, or wait for `skyward gc` if that is dead",
+                ids=tuple(found),
+            )
+        if failures:
+            raise failures[0]
+    return "no record of it is left on this machine"
+
+
+def _count_of(machines: Sequence[str]) -> str:
+    return f"{len(machines)} machine{'s' if len(machines) != 1 else ''}"
 
 
 def goes_on(pool: str) -> bool:

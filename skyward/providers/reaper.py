@@ -151,10 +151,14 @@ class _Accounts:
                 self._by_scope.setdefault(provider.cloud().scope(), provider)
 
     def of(self, journal: Journal) -> CloudProvider | None:
-        """Return the provider of a journal; None if it cannot be built here, which is recorded as a failure."""
+        """Return the provider of a journal; None if its account cannot be used here, which is recorded as a failure."""
         if journal.scope not in self._by_scope:
             with self.noting_failures():
-                self._by_scope[journal.scope] = self._provider_of(journal)
+                provider = self._provider_of(journal)
+                scope = provider.cloud().scope()
+                self._by_scope.setdefault(scope, provider)
+                if scope != journal.scope:
+                    raise foreign(provider.name, journal, scope)
         return self._by_scope.get(journal.scope)
 
     def all(self) -> list[CloudProvider]:

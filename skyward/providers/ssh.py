@@ -209,6 +209,9 @@ class SSH:
                     outcomes[str(target)] = clear_cache(connection.run)
             except SkywardError as error:
                 outcomes[str(target)] = error
+            except TimeoutError as error:
+                text = f"ssh: {target} does not answer ({error}); see what its disks wait for"
+                outcomes[str(target)] = Unreachable(text, host=str(target), is_final=False)
         return outcomes
 
 

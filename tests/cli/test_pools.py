@@ -141,7 +141,7 @@ def test_an_empty_name_means_no_pool(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_down_of_an_ended_pool_is_no_error_and_a_typo_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["down", "train-0123abcd", "--yes"]) == 0
-    assert "nothing is left of it" in capsys.readouterr().out
+    assert "no record of it is left on this machine" in capsys.readouterr().out
     assert main(["down", "trian", "--yes"]) == 1
     assert "pool 'trian': no such pool on this machine; open one first" in capsys.readouterr().err
     with pytest.raises(SystemExit) as stopped:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from skyward.cli import main
+from skyward.pool import fleet
 from skyward.state import live
 from skyward.state.journal import Owner, journals
 from skyward.state.live import LivePool
@@ -97,7 +98,40 @@ def test_machines_of_a_dead_program_are_listed_and_ended(dead: str, capsys: pyte
     assert journals() == []
     assert main(["ls"]) == 0
     assert main(["down", POOL, "--yes"]) == 0  # as the keeper may do again
-    assert capsys.readouterr().out.endswith(f"{POOL}: nothing is left of it\n")
+    assert capsys.readouterr().out.endswith(f"{POOL}: no record of it is left on this machine\n")
+
+
+def test_program_that_is_stopped_is_asked_to_close_its_pool_once_it_goes_on(dead: str) -> None:
+    """Otherwise it would replace the machines that were ended."""
+    live.announce(LivePool(pool=POOL, label="", provider="aws", wanted=2, is_rented=True))
+    said = fleet.end(POOL, wait_s=0.1)
+    assert re.fullmatch(r"ended 2 machines: .*; its program does not answer, and closes the pool once it goes on", said)
+    assert live.is_asked_to_end(POOL)
+    live.withdraw(POOL)
+
+
+def test_machines_without_a_record_are_named_instead_of_taken_for_gone(
+    dead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("XDG_STATE_HOME", str(tmp_path / "of another user"))
+        assert main(["down", POOL, "--yes"]) == 1
+        said = capsys.readouterr().err
+        assert re.search(rf"{POOL}.*: no record of it is on this machine, and 2 machines of it exist \(.*{dead}", said)
+    assert main(["down", POOL, "--yes"]) == 0
+
+
+def test_account_of_other_credentials_is_named_instead_of_its_machines_taken_for_gone(
+    dead: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (journal,) = journals()
+    (path,) = [path for path in Path(journal.folder).iterdir() if journal.scope in path.read_text(errors="replace")]
+    text = path.read_text()
+    path.write_text(text.replace(journal.scope, "aws 999999999999"))
+    assert main(["ls"]) == 1
+    assert "belongs to aws 999999999999, but these credentials belong to" in capsys.readouterr().err
+    path.write_text(text)
+    assert main(["down", POOL, "--yes"]) == 0
 
 
 def test_gc_ends_machines_of_a_dead_program(dead: str, capsys: pytest.CaptureFixture[str]) -> None:

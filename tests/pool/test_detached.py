@@ -10,13 +10,17 @@ import pytest
 
 import skyward as sky
 from skyward.cli import main
-from skyward.errors import UsageError
+from skyward.engine.head.messages import HeadConfig
+from skyward.engine.head.place import NodeHead
+from skyward.errors import Unreachable, UsageError
 from skyward.pool.attach_file import adopt, export
 from skyward.pool.detaching import attachable
+from skyward.ssh import SSHResult
 from skyward.state import detached
 from skyward.state.detached import DetachedPool
 from skyward.state.journal import Journal, Owner, journals
 from skyward.wire.frames import PROTOCOL_VERSION
+from tests.engine.parts import machine
 
 SSH = sky.SSH(hosts=["gpu1", "gpu2"])
 
@@ -85,6 +89,29 @@ def test_attaching_to_an_unknown_name_tells_which_there_are() -> None:
         sky.ComputePool.attach("trian")
     with pytest.raises(UsageError, match="pool='': no detached pool"):
         sky.ComputePool.attach("")
+
+
+class Hanging:
+    """Login to a machine whose programs never end."""
+
+    def run(self, *_: Any, timeout_s: float, **__: Any) -> SSHResult:
+        raise TimeoutError(f"no end after {timeout_s:g} s")
+
+
+def test_machine_of_a_head_that_hangs_is_named_and_stops_no_other_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hangs = machine(login=Hanging())
+    monkeypatch.setattr(sky.SSH, "reach", lambda *_: hangs)  # no host of a test hangs
+    monkeypatch.setattr(sky.SSH, "leave", lambda *_: None)
+    detached.record(a_pool())
+    assert main(["down", "train", "train-0123abcd", "--yes"]) == 1
+    said = capsys.readouterr()
+    assert "the machine of its head does not answer within 20 s; try again later" in said.err
+    assert "train-0123abcd: no record of it is left" in said.out
+    config = HeadConfig(pool="train", folder="/tmp/head", cancel_grace_s=1.0, lease_s=30.0)
+    with pytest.raises(Unreachable, match="head: did not start on the machine of node 0 within 60 s"):
+        NodeHead(hangs).start(config)
 
 
 def test_a_record_is_private_and_keeps_no_key_once_its_pool_has_ended(state: Path) -> None:

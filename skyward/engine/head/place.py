@@ -13,7 +13,7 @@ from typing import IO, Protocol
 from ...core.ownership import runtime_folder
 from ...core.process import PACKAGE_ROOT
 from ...core.records import dataclass
-from ...errors import ProviderError, SkywardError
+from ...errors import ProviderError, SkywardError, Unreachable
 from ...node.agent import attach
 from ...node.agent.outside import reply_of
 from ...values.machine import Machine
@@ -163,9 +163,17 @@ class NodeHead:
 
     def start(self, config: HeadConfig) -> tuple[str, ...]:
         mark = self._begun = os.path.basename(config.folder)
-        done = self._login.run(
-            "engine.head.outside", "start", (config.folder,), input=order_of(config), timeout_s=_ANSWER_S, mark=mark
-        )
+        try:
+            done = self._login.run(
+                "engine.head.outside", "start", (config.folder,), input=order_of(config), timeout_s=_ANSWER_S, mark=mark
+            )
+        except TimeoutError as error:
+            raise Unreachable(
+                f"head: did not start on the machine of node {self._node} within {_ANSWER_S:g} s; see what its disks "
+                "and processes wait for, and open the pool again",
+                node=self._node,
+                is_final=False,
+            ) from error
         if done.code:
             raise ProviderError(
                 f"head: did not start on the machine of node {self._node}: {done.error_text}; mend that, and open the "
