@@ -52,6 +52,18 @@ class Ends:
             data += piece
         return data
 
+    def write_exactly(self, data: bytes, deadline: float) -> None:
+        """Write all of a greeting. Raises TimeoutError at the deadline (monotonic), OSError if the peer is gone."""
+        poll = select.poll()
+        poll.register(self.write_fd, select.POLLOUT)
+        left = memoryview(data)
+        while left:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or not poll.poll(left_s * 1000):
+                raise TimeoutError("timed out")  # words: ok, who greets says of whom
+            with contextlib.suppress(BlockingIOError):  # there is room for less than a pipe takes at once
+                left = left[os.write(self.write_fd, left) :]
+
     def close(self) -> None:
         for fd in {self.read_fd, self.write_fd} - {-1}:
             os.close(fd)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import select
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -142,3 +144,17 @@ def test_closing_closes_all_connections() -> None:
     pair.left.close()
     assert len(os.listdir("/proc/self/fd")) == before
     assert (pair.left.fileno(), pair.left.write_fileno()) == (-1, -1)
+
+
+def test_greeting_that_is_longer_than_a_pipe_is_written_whole_or_not_in_time() -> None:
+    left, right = pipes()
+    greeting = os.urandom(1 << 20)
+    deadline = time.monotonic() + 60.0
+    with ThreadPoolExecutor(1) as thread:
+        read = thread.submit(right.read_exactly, len(greeting), deadline)
+        left.write_exactly(greeting, deadline)
+        assert read.result(60) == greeting
+    with pytest.raises(TimeoutError):
+        left.write_exactly(greeting, time.monotonic() + 0.2)
+    left.close()
+    right.close()

@@ -186,4 +186,4 @@ def _hello(ends: Ends, deadline: float) -> dict[str, Any]:
 
 
 def _send(ends: Ends, kind: int, fields: dict[str, Any]) -> None:
-    os.write(ends.write_fd, pack(kind, body=json.dumps(fields).encode()))
+    ends.write_exactly(pack(kind, body=json.dumps(fields).encode()), time.monotonic() + _GREETING_S)
