@@ -1,5 +1,12 @@
 # Finds a container runtime, gets the image once, and reports how to run commands in it.
 # From the client: image, folder (of this pool's node), lease_file, volumes and is_detached (each empty for none), limit_s.
+end=$(($(date +%s) + limit_s))
+left_s() { # for timeout(1), which takes 0 for no limit
+    left=$((end - $(date +%s)))
+    [ "$left" -gt 0 ] || left=1
+    echo "$left"
+}
+
 find_runtime() {
     why=
     for runtime in podman docker; do
@@ -19,7 +26,7 @@ install_podman() {
     as_root=
     [ "$(id -u)" = 0 ] || as_root="sudo -n"
     # With what podman recommends: without root, it needs newuidmap.
-    why=$(timeout "$limit_s" $as_root sh -c '
+    why=$(timeout "$(left_s)" $as_root sh -c '
         export DEBIAN_FRONTEND=noninteractive
         apt-get update && apt-get install -y -o DPkg::Lock::Timeout=300 podman' 2>&1 </dev/null | tail -n 1)
     command -v podman >/dev/null && podman version >/dev/null 2>&1
@@ -34,14 +41,18 @@ get_image() {
     id=$(id_of_image)
     [ -z "$id" ] || return 0
     exec 8>"$root/lock-container"
-    get_lock -x 8 "$limit_s" || return 1
+    get_lock -x 8 "$(left_s)" || {
+        say problem "another node of this host has pulled it for $limit_s s; see what holds $root/lock-container there"
+        exit 1
+    }
     id=$(id_of_image)
     if [ -z "$id" ]; then
-        why=$(timeout "$limit_s" "$runtime" pull "$image" 2>&1 8>&- | tail -n 3 | tr '\n' ' ')
+        why=$(timeout "$(left_s)" "$runtime" pull "$image" 2>&1 8>&- | tail -n 3 | tr '\n' ' ')
         id=$(id_of_image)
     fi
     exec 8>&-
     [ -n "$id" ] && return 0
+    [ "$(left_s)" -gt 1 ] || why="no end within $limit_s s${why:+ ($why)}"
     say problem "$runtime cannot pull it: $why; log in there, or pull it by hand"
     exit 1
 }

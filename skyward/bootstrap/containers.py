@@ -15,6 +15,8 @@ from ..errors import ProviderError
 from .scripts import Runner, script
 
 _START_LIMIT_S = 60.0
+_ANSWER_S = 30.0
+"""Time for a machine to say that its time is up."""
 _IDLE_ROUNDS = 30
 _NO_AGENT = 69
 """Exit code of `node.agent.attach` without an agent."""
@@ -69,7 +71,7 @@ class Container:
         return f'ids=$({running} 2>/dev/null </dev/null) && [ -z "$ids" ]'
 
     def start(self, run: Runner, path: str) -> None:
-        """Start the container, which lives as long as the folder at `path`. Raises ProviderError."""
+        """Start the container, which lives as long as the folder at `path`. Raises ProviderError; what `run` raises."""
         words = [self.runtime, "run", "--rm", "--detach", f"--name={self.name}", *self.options, self.image_id]
         words += ["-c", _LIVE, "sh", path, self.folder, f"{path.rsplit('-', 2)[0]}-head-"]
         done = run("exec " + shlex.join(words), timeout_s=_START_LIMIT_S)
@@ -91,7 +93,7 @@ def find_container(
     is_detached: bool,
     limit_s: float,
 ) -> Container:
-    """Get the image on a machine, and return how to run commands in it. Raises ProviderError.
+    """Get the image on a machine, and return how to run commands in it. Raises ProviderError; what `run` raises.
 
     Args:
         run: Runs commands on the machine.
@@ -110,7 +112,7 @@ def find_container(
         "is_detached": "yes" if is_detached else "",
         "limit_s": str(int(limit_s)),
     }
-    done = run("exec sh -s", input=script(("node.sh", "container.sh"), variables), timeout_s=limit_s)
+    done = run("exec sh -s", input=script(("node.sh", "container.sh"), variables), timeout_s=limit_s + _ANSWER_S)
     facts: dict[str, list[str]] = {}
     for line in done.text.splitlines():
         name, _, text = line.removeprefix("\1").partition(" ")

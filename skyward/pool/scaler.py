@@ -238,10 +238,7 @@ class PoolScaler:
                 error = lost
             except Exception as failure:
                 self._used_at = self._clock() - _RECENT_S  # look less often
-                why = f"{type(failure).__name__}: {failure}"
-                error = InternalError(f"pool {self._pool}: its size cannot be changed ({why}); report this bug")
-                if not self._is_stopped:  # otherwise the engine was closed under it
-                    _log.exception("pool %s: error while its size was checked; please report this bug", self._pool)
+                error = self._unforeseen(failure)
             with self._changed:
                 if asked > self._answered:
                     self._answered, self._error = asked, error
@@ -249,6 +246,14 @@ class PoolScaler:
                     self._changed.notify_all()
                 if self._asked == self._answered and not self._is_stopped:
                     self._changed.wait(self._pause_s())
+
+    def _unforeseen(self, failure: Exception) -> InternalError:
+        """Return the error that tells of an exception which nobody foresaw, and log it."""
+        if not self._is_stopped:  # otherwise the engine was closed under it
+            text = "pool %s: error while its size was checked; please report this bug"
+            _log.error(text, self._pool, exc_info=failure)
+        why = f"{type(failure).__name__}: {failure}"
+        return InternalError(f"pool {self._pool}: its size cannot be changed ({why}); report this bug")
 
     def _pause_s(self) -> float:
         if self._clock() - self._used_at < _RECENT_S:
@@ -372,8 +377,8 @@ class PoolScaler:
         while new:
             try:
                 self._add(new, is_patient=not before)
-            except SkywardError as failure:
-                error = failure
+            except Exception as failure:  # whatever it is, it counts as refused: else machines are rented without end
+                error = failure if isinstance(failure, SkywardError) else self._unforeseen(failure)
                 is_scarce = isinstance(failure, NoCapacity | QuotaExceeded | BudgetExceeded)
                 new = new[: len(new) // 2] if is_scarce and before else []
             else:

@@ -200,6 +200,8 @@ class NodeSetup:
         self._runtime = ""
         """Container runtime of the machine, once a container may run there."""
         self._has_waited = False
+        self._step = ""
+        """Phase that goes on, to be named if the machine hangs; empty between phases."""
 
     def go(self) -> None:
         try:
@@ -262,6 +264,10 @@ class NodeSetup:
                 if not is_loss or not losses_left or self._orders.stop.wait(pause_s):
                     raise
                 self._disconnect()
+            except TimeoutError as error:  # what answers may hang, and then another machine or a later try may help
+                step = self._step or "setup"
+                message = f"{self._place.target}: node {self.node}: its {step} hangs: {error}"
+                raise Unreachable(message, host=str(self._place.target)) from error  # words: ok, `run` says what to do
             pause_s *= 2
         raise AssertionError("the last attempt returns or raises")
 
@@ -414,7 +420,7 @@ class NodeSetup:
 
     @contextlib.contextmanager
     def _phase(self, name: str, detail: str = "") -> Iterator[None]:
-        began = time.monotonic()
+        self._step, began = name, time.monotonic()
         self._orders.emit(PhaseStarted(node=self.node, phase=name, detail=detail))
         try:
             yield
@@ -422,6 +428,7 @@ class NodeSetup:
             seconds = time.monotonic() - began
             self._orders.emit(PhaseFailed(node=self.node, phase=name, seconds=seconds, reason=str(error)))
             raise
+        self._step = ""
         self._orders.emit(PhaseEnded(node=self.node, phase=name, seconds=time.monotonic() - began))
 
     def _start_agent(self, run: Callable[..., SSHResult], ready: Ready) -> dict[str, Any]:

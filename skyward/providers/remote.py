@@ -64,7 +64,8 @@ def bring_up(
         connect_s: seconds for machines to answer; None for `spec.provision_timeout_s`.
 
     Raises:
-        Unreachable, AuthFailed, HostKeyUnknown, HostKeyChanged: a machine cannot be logged in to.
+        Unreachable: a machine does not answer, or a command hangs there.
+        AuthFailed, HostKeyUnknown, HostKeyChanged: a machine cannot be logged in to.
         BootstrapFailed: the environment could not be built.
         NoCapacity: a machine is smaller than `spec` requests.
         ProviderError: an agent did not start.

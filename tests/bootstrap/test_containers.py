@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 from pathlib import Path
@@ -36,7 +37,14 @@ def machine(folder: Path, **scripts: str) -> ScratchNode:
     return node
 
 
-def find(node: ScratchNode, *, has_volumes: bool = False, is_detached: bool = False, lease_file: str = "") -> Container:
+def find(
+    node: ScratchNode,
+    *,
+    has_volumes: bool = False,
+    is_detached: bool = False,
+    lease_file: str = "",
+    limit_s: float = 20,
+) -> Container:
     return find_container(
         node,
         "debian:12",
@@ -44,7 +52,7 @@ def find(node: ScratchNode, *, has_volumes: bool = False, is_detached: bool = Fa
         lease_file=lease_file,
         has_volumes=has_volumes,
         is_detached=is_detached,
-        limit_s=20,
+        limit_s=limit_s,
     )
 
 
@@ -135,3 +143,18 @@ esac
 
     assert run(container.channel("true")) == (code, "exec\nin")
     assert run(container.inside_or_once("true")) == (ends, f"{way}\nin"), "what is read is not taken from the command"
+
+
+def test_a_pull_that_takes_too_long_is_named_and_not_taken_for_a_machine_that_hangs(tmp_path: Path) -> None:
+    podman = '#!/bin/sh\ncase "$*" in\nversion) ;;\npull*) echo Trying; exec sleep 60 ;;\n*) exit 1 ;;\nesac\n'
+    with pytest.raises(ProviderError, match=r"podman cannot pull it: no end within 1 s \(Trying \); log in there"):
+        find(machine(tmp_path, podman=podman), limit_s=1)
+
+
+def test_time_spent_on_waiting_for_another_pull_counts(tmp_path: Path) -> None:
+    node = machine(tmp_path, podman='#!/bin/sh\n[ "$1" = version ]\n')
+    node.cache.mkdir(parents=True)
+    with open(node.cache / "lock-container", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(ProviderError, match=r"another node of this host has pulled it for 1 s; see what holds .*"):
+            find(node, limit_s=1)

@@ -333,6 +333,18 @@ def test_error_of_a_provider_that_fails_in_its_own_way_is_told_to_whoever_asks()
         assert pool.nodes == 2
 
 
+def test_an_error_that_nobody_foresaw_is_a_refusal_so_nothing_is_launched_again_at_once(tmp_path: Path) -> None:
+    provider, events, go = Refusing(refusals=[0], error=TimeoutError("no answer")), list[Event](), tmp_path / "go"
+    with sky.ComputePool(provider, nodes=(1, 2), logs=False, console=False, on_event=events.append) as pool:
+        provider.refusals[0] = 9
+        waiting = [hold(go) > pool for _ in range(4)]
+        until(lambda: any(isinstance(event, ScalingFailed) for event in events))
+        go.touch()
+        assert [future.result(60) for future in waiting] == [0] * 4
+        assert provider.refusals == [8]
+    assert [event.nodes for event in events if isinstance(event, ScalingFailed)] == [1]
+
+
 @pytest.mark.parametrize("refusals", [1, 3])
 def test_another_node_comes_for_one_that_is_lost_for_good(refusals: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaler, "REFUSAL_S", 0.5)

@@ -17,6 +17,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ from skyward.events import Emit, Event, NodeReady, PhaseEnded, PhaseFailed, Pool
 from skyward.providers import load, remote
 from skyward.providers.ssh import SSH
 from skyward.providers.ssh_host import SSHHost
-from skyward.ssh import SSHTarget
+from skyward.ssh import Connection, SSHResult, SSHTarget
 from skyward.ssh.connect import Transport
 from skyward.values.machine import Machine, Offer, PoolSpec
 from tests.bootstrap.packages import serve
@@ -299,6 +300,27 @@ def test_a_spare_host_replaces_one_that_does_not_answer(sshds: Hosts, monkeypatc
     sshds.servers[0].stop()
     with sky.ComputePool(provider=sshds.ssh(), nodes=1) as pool:
         assert double(21) >> pool == 42
+
+
+def test_a_spare_host_replaces_one_that_hangs(sshds: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, hung = Connection.run, list[str]()
+
+    def hang(self: Connection, command: str, *, timeout_s: float, **options: Any) -> SSHResult:
+        if str(self.target) == str(sshds.ssh().targets[0]) and "sys.exit(start())" in command:
+            hung.append(command)
+            command, timeout_s = "sleep 60", 1.0
+        return run(self, command, timeout_s=timeout_s, **options)
+
+    monkeypatch.setattr(Connection, "run", hang)
+    with sky.ComputePool(provider=sshds.ssh(), nodes=1) as pool:
+        assert double(21) >> pool == 42
+    assert len(hung) == 1
+    hung.clear()
+    hangs = r"host0.*: node 0: its agent hangs: ssh .*host0.*: no end within 1 s; log in there, and see what it waits"
+    with pytest.raises(Unreachable, match=hangs) as caught, sky.ComputePool(provider=sshds.ssh("host0"), nodes=1):
+        pass
+    assert caught.value.retryable
+    assert len(hung) == 1, "a command that hangs is no lost connection"
 
 
 def test_a_node_that_another_process_has_launched_returns_to_its_host(sshds: Hosts) -> None:
