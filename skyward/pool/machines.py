@@ -36,6 +36,8 @@ _ASK_S = 5.0
 """Time limit in seconds for reaching a node to end it."""
 _LAUNCH_PAUSES_S = 1.0, 20.0
 """First and longest pause between attempts to launch a replacement, in seconds."""
+_OFFERS_LAST_S = 300.0
+"""Time in seconds after which the prices of rented machines are listed anew."""
 _STOP_LAUNCHING_S = 60.0
 """Time limit in seconds for a launch in progress to end when its pool is closed."""
 
@@ -81,6 +83,7 @@ class PoolMachines:
         """Node -> number of threads that launch, or wait to launch, a replacement."""
         self._launch_locks: dict[int, threading.Lock] = {}
         self._offers: list[Offer] = []
+        self._listed_at = 0.0
         self._machines: dict[int, Machine] = {}
         self._spares: dict[int, Machine] = {}
         """Machines that are ready to replace others that the provider will take."""
@@ -113,7 +116,7 @@ class PoolMachines:
     def launch(self) -> list[Machine]:
         """Launch all machines. Raises ProviderError; then everything that had begun is ended."""
         nodes = self._spec.nodes
-        self._offers = self._affordable(self._provider.offers(self._spec), nodes, self._budget_usd)
+        self._offers = self._affordable(self._listed(nodes), nodes, self._budget_usd)
         # The keeper must know the pool before anything is rented: this process may be killed during the launch.
         if self._rented is not None:
             from ..state.journal import state_folder
@@ -127,10 +130,20 @@ class PoolMachines:
         return machines
 
     def _launched(self, nodes: list[int]) -> list[Machine]:
-        offers = self._offers = self._offers or self._provider.offers(self._spec)  # of an adopted pool, none yet
+        is_old = self._rented is not None and time.monotonic() - self._listed_at > _OFFERS_LAST_S
+        if is_old or not self._offers:  # of an adopted pool, there are none yet
+            self._offers = self._listed(len(nodes))
+        offers = self._offers
         if self._spending is not None:
             offers = self._affordable(offers, len(nodes), self._spending.left_usd)
         return self._provider.launch(self._spec, offers, self._pool, nodes, self._emit)
+
+    def _listed(self, nodes: int) -> list[Offer]:
+        """List the offers for a number of nodes, by whose prices their cost is counted. Other nodes may cost less."""
+        spec = dataclasses.replace(self._spec, nodes=nodes, max_nodes=self._spec.most_nodes)
+        offers = self._provider.offers(spec)
+        self._listed_at = time.monotonic()
+        return offers
 
     def _affordable(self, offers: list[Offer], nodes: int, budget_usd: float | None) -> list[Offer]:
         minimum_s = least_billed_s(self._provider)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -18,7 +19,7 @@ from skyward.state.journal import journals
 from skyward.testing import Faults
 from skyward.testing.fake_cloud import FakeCloud, FakeFaults, FakeProvider
 from skyward.testing.virtual_clock import FastClock
-from skyward.values.machine import Offer
+from skyward.values.machine import Offer, PoolSpec
 from tests.engines import without_ray
 from tests.waiting import until
 
@@ -154,6 +155,13 @@ def offer(price: float) -> Offer:
     return Offer(provider="fake", instance_type="dear", vcpus=2, memory_gib=4.0, price_usd_per_hour=price)
 
 
+class CloudWithAPrice(CloudByTheSecond):
+    price = 3600.0
+
+    def offers(self, spec: PoolSpec) -> list[Offer]:
+        return [replace(offer, price_usd_per_hour=self.price) for offer in super().offers(spec)]
+
+
 @pytest.fixture
 def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCloud]:
     """Cloud whose machines cost 1 USD a second."""
@@ -250,6 +258,21 @@ class TestPool:
             pool.scale(1)
             until(lambda: len(cloud.billed()) == 1)
             assert sky.compute(abs)(-1) @ pool == [1]
+
+    @pytest.mark.parametrize(("lasts_s", "prices"), [(300.0, [3600] * 3), (0.0, [3600, 7200, 10800])])
+    def test_later_nodes_cost_what_was_listed_some_minutes_ago_at_most(
+        self, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch, lasts_s: float, prices: list[float]
+    ) -> None:
+        # private: no option, and a test waits for no minutes
+        monkeypatch.setattr("skyward.pool.machines._OFFERS_LAST_S", lasts_s)
+        events: list[Event] = []
+        rising = CloudWithAPrice(FastClock(), faults=cloud.faults, catalogue=[offer(0.0)])
+        with pool_on(rising, nodes=(1, 3), max_hourly_cost=sum(prices), on_event=events.append) as pool:
+            for nodes in (2, 3):
+                rising.price = 3600.0 * nodes
+                pool.scale(nodes)
+        assert [event.price_usd_per_hour for event in events if isinstance(event, InstanceLaunched)] == prices
+        assert rising.billed() == []
 
     def test_a_pool_with_a_head_gets_no_node_beyond_its_budget_and_goes_on(self, cloud: FakeCloud) -> None:
         cheaper = CloudByTheHour(FastClock(), faults=cloud.faults, catalogue=[offer(1.0)])
