@@ -433,6 +433,8 @@ class PoolMachines:
             if self._rented is not None and self._rented.settle(self._pool):
                 # Released only now: if this process dies earlier, the keeper ends the rest.
                 _keeper().release(self._pool)
+                if self._spending is not None:  # no event tells of machines that were ended while they started
+                    self._spending.keep_only(())
         finally:
             _forget(machines)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -237,6 +239,21 @@ class TestPool:
         with pytest.raises(BudgetExceeded), pool_on(cloud, budget_usd=3.0):
             pass
         assert cloud.billed() == []
+
+    def test_a_start_that_is_ended_costs_nothing_more(self, cloud: FakeCloud) -> None:
+        cloud.faults = FakeFaults(boot_s=5000.0, ending_s=1.0)
+        pool = pool_on(cloud, budget_usd=1000.0)
+        before = set(threading.enumerate())
+        with ThreadPoolExecutor() as threads:
+            start = threads.submit(pool.start)
+            until(cloud.billed)
+            pool.close(cancel=True)
+            assert start.exception(60) is not None
+        cost = pool.cost_usd
+        assert cost > 0
+        assert cost == pool.cost_usd
+        others = set(threading.enumerate()) - before
+        until(lambda: not any(thread.name == "skyward-budget" and thread.is_alive() for thread in others))
 
     def test_a_lost_machine_is_replaced_once_and_counted(self, cloud: FakeCloud) -> None:
         with pool_on(cloud, nodes=2, max_hourly_cost=7200.0) as pool:
