@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -108,6 +109,8 @@ class Spending:
         self._condition = threading.Condition()
         self._running: dict[str, tuple[float, float]] = {}
         self._ended_usd = 0.0
+        self._recorded_at = math.inf
+        """Time of the record that `resume` took; infinite for none."""
         self._has_warned = False
         self._is_watching = False
 
@@ -128,27 +131,33 @@ class Spending:
         with self._condition:
             now, wall = self._clock(), self._wall_clock()
             running = {name: (wall - (now - began), price) for name, (began, price) in self._running.items()}
-            return {"ended_usd": self._ended_usd, "running": running}
+            return {"ended_usd": self._ended_usd, "running": running, "at": wall}
 
     def resume(self, facts: Mapping[str, Any]) -> None:
         """Go on counting where another process has begun: from its `facts`."""
         with self._condition:
             now, wall = self._clock(), self._wall_clock()
             self._ended_usd = facts["ended_usd"]
+            self._recorded_at = now - (wall - facts["at"]) if "at" in facts else math.inf  # not in older records
             self._running = {name: (now - (wall - began), price) for name, (began, price) in facts["running"].items()}
             self._begin_watch()
         self._tell(CostUpdated(price_usd_per_hour=self.price_usd_per_hour, spent_usd=self.spent_usd))
 
-    def keep_only(self, instances: Collection[str]) -> None:
-        """End the accounts of all other machines: the process died that had launched them, and they have ended."""
+    def keep_only(self, instances: Collection[str], *, most_s: float = math.inf) -> None:
+        """End the accounts of all other machines: the process died that had launched them, and they have ended.
+
+        They are charged for at most `most_s` and the time of their end after the record that `resume` took. A node on
+        record that is found gone is charged until now, because it lived on with its head: nobody here knows how long.
+        """
         with self._condition:
             for instance in self._running.keys() - set(instances):
-                self._end(instance)
+                self._end(instance, self._recorded_at + most_s + self._ending_s)
 
-    def _end(self, instance: str) -> None:
+    def _end(self, instance: str, at: float = math.inf) -> None:
+        """End the account of a machine that is gone since `at` at the latest."""
         with self._condition:
             began, price = self._running.pop(instance, (0.0, 0.0))
-            self._ended_usd += self._cost(began, price, self._clock())
+            self._ended_usd += self._cost(began, price, min(at, self._clock()))
             self._condition.notify_all()
 
     def leave(self) -> None:

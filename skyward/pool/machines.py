@@ -174,7 +174,9 @@ class PoolMachines:
             self._spending.resume(spending)  # first: it hears of machines that have ended meanwhile
         machines = reach(self._emit)
         if self._spending is not None:
-            self._spending.keep_only(instances)
+            lease_s = max((machine.lease_s for machine in machines), default=0.0)
+            launch_s = self._spec.provision_timeout_s + self._spec.image.bootstrap_timeout_s
+            self._spending.keep_only(instances, most_s=launch_s + lease_s)  # its launch over, a lease was not renewed
         self._machines = {machine.node: machine for machine in machines}
         self._on_changed(machines)
 

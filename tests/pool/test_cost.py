@@ -15,8 +15,17 @@ import pytest
 
 import skyward as sky
 from skyward.errors import BudgetExceeded, UsageError
-from skyward.events import BudgetWarning, CostUpdated, Event, InstanceLaunched, InstanceTerminated, ScalingFailed
+from skyward.events import (
+    BudgetWarning,
+    CostUpdated,
+    Event,
+    InstanceLaunched,
+    InstanceTerminated,
+    ScalingFailed,
+    ignore,
+)
 from skyward.pool.cost import Spending, affordable
+from skyward.pool.machines import PoolMachines
 from skyward.state.journal import journals
 from skyward.testing import Faults
 from skyward.testing.fake_cloud import FakeCloud, FakeFaults, FakeProvider
@@ -86,6 +95,23 @@ class TestSpending:
         second.keep_only({"a"})  # the first program died before the launch of "b" was over
         assert second.spent_usd == pytest.approx(3.0)
         assert second.price_usd_per_hour == pytest.approx(3.6)
+
+    @pytest.mark.parametrize(("version", "charged_s"), [("this", 500.0 + 600.0 + 30.0), ("an older", 72000.0)])
+    def test_a_machine_that_was_launching_is_charged_for_as_long_as_it_may_have_lived(
+        self, version: str, charged_s: float
+    ) -> None:
+        now = Now()
+        first = spending(now)
+        first.take(launched("a", 3600.0))
+        now.seconds = 500.0
+        facts = json.loads(json.dumps(first.facts()))
+        if version == "an older":
+            del facts["at"]
+        now.seconds = 72000.0
+        second = spending(now)
+        second.resume(facts)
+        second.keep_only((), most_s=600.0)
+        assert second.spent_usd == pytest.approx(charged_s)
 
     def test_cost_counts_by_the_second_from_launch_to_termination(self) -> None:
         now = Now()
@@ -304,6 +330,23 @@ class TestPool:
     def test_a_budget_is_a_number_above_zero(self, cloud: FakeCloud, budget: object) -> None:
         with pytest.raises(UsageError, match="budget_usd"):
             pool_on(cloud, budget_usd=budget)
+
+
+def test_a_pool_that_is_adopted_is_not_charged_for_a_machine_of_a_program_that_died_a_day_ago(cloud: FakeCloud) -> None:
+    spec = PoolSpec(provision_timeout_s=300.0, image=sky.Image(bootstrap_timeout_s=600.0))
+    machines = PoolMachines(
+        FakeProvider(api=cloud),
+        spec,
+        "adopted",
+        budget_usd=None,
+        emit=ignore,
+        on_changed=lambda machines: None,
+        on_overspent=lambda error: None,
+    )
+    began = time.time() - 86400.0
+    machines.adopt(lambda emit: [], {"ended_usd": 1.0, "running": {"a": (began, 3600.0)}, "at": began + 9.0}, ())
+    # what it cost before, until the record, for a launch, and for an end
+    assert machines.cost_usd == pytest.approx(1.0 + 9.0 + 300.0 + 600.0 + 1.0 + spec.cancel_grace_s)
 
 
 def test_a_pool_that_rents_nothing_costs_nothing() -> None:
