@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import select
 import signal
 import sys
+from typing import Any
 
 PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 """Folder on `sys.path` that holds this package. New processes must import the same one."""
@@ -95,3 +97,10 @@ def _prctl(option: int, value: int) -> None:
         import ctypes  # only here: the client imports this module too
 
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def is_readable(file: Any, timeout_s: float) -> bool:
+    """Wait for input, or for its end, at most this long. Unlike `select`, it takes descriptors above 1,023."""
+    poll = select.poll()
+    poll.register(file, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))

@@ -17,13 +17,15 @@ from typing import Any
 from ..errors import InternalError, Unreachable
 from ..values.machine import Gone
 from ..wire.ends import Ends
-from ..wire.frames import HEADER, MAX_BODY, PROTOCOL_VERSION, FrameKind, pack
+from ..wire.frames import HEADER, PROTOCOL_VERSION, FrameKind, pack
 from ..wire.stream import MAGIC, StreamChannel
 from .link_times import LinkTimes
 
 _BUFFER_SIZE = 256 << 10
 _STDERR_TAIL = 2000
 _KILLED_S = 2.0
+_LONGEST_GREETING = 64 << 20
+"""Most bytes of what a peer says first: an agent tells another head of all calls that it holds."""
 _CHATTER_LIMIT = 64 * 1024
 """Most bytes that a user's shell may print before the agent's first bytes."""
 
@@ -322,7 +324,7 @@ class Dialler:
     def _greeting(self, ends: DialledEnds, deadline: float) -> dict[str, Any]:
         self._skip_chatter(ends, deadline)
         length, kind, _, _, _ = HEADER.unpack(ends.read_exactly(HEADER.size, deadline))
-        if length > MAX_BODY:
+        if length > _LONGEST_GREETING:
             raise InternalError(f"{self._peer}: invalid greeting, {length} bytes of kind {kind}; report this bug")
         answer: dict[str, Any] = json.loads(ends.read_exactly(length, deadline))
         if kind == FrameKind.WELCOME:

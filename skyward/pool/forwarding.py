@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import select
 import socket
 import threading
 from collections.abc import Callable
 from typing import Self
 
+from ..core.process import is_readable
 from ..errors import SkywardError, UsageError
 
 _LOOPBACK = "127.0.0.1"
@@ -85,7 +85,7 @@ class ForwardedPort:
     def _accept(self) -> None:
         with self._listener:
             while not self._closing.is_set():
-                if not select.select([self._listener], [], [], _LOOK_S)[0] or not self._room.acquire(timeout=_LOOK_S):
+                if not is_readable(self._listener, _LOOK_S) or not self._room.acquire(timeout=_LOOK_S):
                     continue
                 try:
                     near, _ = self._listener.accept()

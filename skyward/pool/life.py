@@ -26,6 +26,7 @@ from ..console.announcer import Announcer, observe
 from ..console.logs import LogFiles, LogLines
 from ..console.words import duration
 from ..core import interrupts
+from ..core.limits import raise_file_limit
 from ..core.user_lines import warn_user
 from ..errors import NodeLost, PoolClosed, SkywardError, Unreachable, UsageError
 from ..events import Event, Overlooked, PoolReady, PoolStarted
@@ -200,6 +201,7 @@ class PoolLife:
     def _started(self, pool: _Pool, machines: PoolMachines, presence: Presence, initializer: bytes | None) -> Engine:
         """Launch the machines and connect to them, or leave nothing behind."""
         engine: Engine | None = None
+        raise_file_limit()  # first: a launch needs several files for each node, and the keeper inherits the limit
         try:
             launched = self._launch(machines, presence)
             engine = self._make_engine(initializer, launched)

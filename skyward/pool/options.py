@@ -23,6 +23,8 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "on_idle": ("rest", "close"),
     "engine": ("auto", "direct", "ray"),
 }
+_MAX_GRACE_S = 6500
+"""A cancel has 16 bits for tenths of a second."""
 _ABOVE_ZERO = {
     "memory_gib": "GiB",
     "max_hourly_cost": "USD per hour",
@@ -127,8 +129,8 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str, str]] = {
         "pass a name, a value of sky.accelerators, or a list of them",
     ),
     "cancel_grace_s": (
-        lambda v: is_positive(v, or_zero=True),
-        "must be a number of seconds >= 0",
+        lambda v: is_positive(v, or_zero=True) and v <= _MAX_GRACE_S,
+        f"must be a number of seconds from 0 to {_MAX_GRACE_S}",
         "pass 0 to kill cancelled calls at once",
     ),
     "preload": (_are_names, "not a list of module names", 'pass a list such as ["torch"]'),

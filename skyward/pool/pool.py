@@ -111,7 +111,7 @@ class ComputePool(PoolTarget, NodeAccess, TaskAccess, DetachedAccess, SharedName
         volumes: Folders that outlive the pool, by path: `volumes={"/data": sky.Volume("cache")}`. In a task,
             `sky.volume("/data")` is the folder. On other machines than this one, a link at that path leads there too,
             if nothing else is there and the login may create it.
-        cancel_grace_s: Seconds between SIGINT and SIGKILL for a cancelled call, >= 0.
+        cancel_grace_s: Seconds between SIGINT and SIGKILL for a cancelled call, 0 to 6,500.
         provision_timeout_s: Time limit in seconds until all nodes answer, > 0. `provision_timeout` is an alias.
         on_event: Function that receives each event of the pool, in order, in a separate thread; see `skyward.events`.
             Its exceptions are reported once and have no other effect.

@@ -8,7 +8,6 @@ import functools
 import os
 import pickle
 import platform
-import select
 import signal
 import socket
 import subprocess
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ..core.limits import memory_bytes
 from ..core.ownership import runtime_folder
-from ..core.process import PACKAGE_ROOT, processes_below
+from ..core.process import PACKAGE_ROOT, is_readable, processes_below
 from ..core.records import dataclass
 from ..core.signatures import checked_options
 from ..errors import NoCapacity, ProviderError, UsageError
@@ -268,9 +267,7 @@ def _python(config: NodeConfig) -> list[str]:
 
 def _ready(config: NodeConfig, process: subprocess.Popen[bytes], lease_s: float) -> Machine:
     assert process.stdout is not None
-    poll = select.poll()  # not select(), which fails for descriptors above 1023
-    poll.register(process.stdout, select.POLLIN)
-    readable = poll.poll(_START_LIMIT_S * 1000)
+    readable = is_readable(process.stdout, _START_LIMIT_S)
     line = process.stdout.readline().decode().strip() if readable else ""
     if not line.startswith(os.sep):
         silent = f"printed nothing for {_START_LIMIT_S:.0f} s; check the load of this machine"

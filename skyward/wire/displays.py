@@ -23,8 +23,8 @@ _PIECE = 48 * 1024
 """Bytes of a piece in a frame of its own."""
 _MAX_BYTES = 5 * MAX_DISPLAY
 """JSON escapes characters, and UTF-8 has up to 4 bytes for one."""
-_MAX_BEGUN = 32
-"""Displays whose pieces are collected at once. The oldest is dropped: some of its pieces were dropped, too."""
+_MAX_COLLECTED = 64 << 20
+"""Most bytes of displays whose pieces are collected. The oldest is dropped then: it probably lacks a piece."""
 
 
 def pieces(display: Display, size: int = _PIECE) -> Iterator[bytes]:
@@ -53,22 +53,34 @@ class DisplayJoiner:
 
     def __init__(self) -> None:
         self._begun: dict[tuple[int, int], list[bytes]] = {}
+        self._collected = 0
+        """Number of bytes of their pieces, all of one size in a display but the last."""
 
     def add(self, node: int, body: bytes) -> Display | None:
         """Take a piece. Returns the display that it completes, if it is a valid one."""
         if len(body) < _HEAD.size:
             return None
         number, index, count = _HEAD.unpack_from(body)
-        so_far = self._begun.pop((node, number), [])
+        so_far = self._take(node, number)
         if index != len(so_far) or index * len(body) > _MAX_BYTES:
             return None
         so_far.append(body[_HEAD.size :])
         if len(so_far) == count:
             return _parse(b"".join(so_far))
-        if len(self._begun) >= _MAX_BEGUN:
-            del self._begun[next(iter(self._begun))]
         self._begun[node, number] = so_far
+        self._collected += _size_of(so_far)
+        while self._collected > _MAX_COLLECTED:
+            self._take(*next(iter(self._begun)))
         return None
+
+    def _take(self, node: int, number: int) -> list[bytes]:
+        so_far = self._begun.pop((node, number), [])
+        self._collected -= _size_of(so_far)
+        return so_far
+
+
+def _size_of(pieces_so_far: list[bytes]) -> int:
+    return len(pieces_so_far[0]) * len(pieces_so_far) if pieces_so_far else 0
 
 
 def _parse(body: bytes) -> Display | None:

@@ -22,10 +22,11 @@ from typing import Any, NamedTuple, Protocol
 
 import cloudpickle
 
+from ..errors import UsageError
 from ..values.pinned import Pinned
 from ..values.ref import Elsewhere, Pickled, Ref, Spliced, carried, held_by, load
 from .blobs import Blob, NamedBlob
-from .frames import INLINE_LIMIT
+from .frames import INLINE_LIMIT, MAX_BODY
 from .pull import place_of, pull
 from .tasks import HEAD, IN_MEMORY, PICKLE_IS_BLOB, REFERENCE, Parsed
 
@@ -36,6 +37,11 @@ _ATOMS = frozenset({int, float, bool, str, type(None), complex})
 _NUMBERS = _ATOMS - {str}
 _PLAIN_DEPTH = 3
 _PLAIN_LENGTH = 1000
+_MOST_BUFFERS = 1500
+"""Most large buffers of a value that are blobs of their own. Each takes a file, and room in the frame."""
+_MOST_BYTES = MAX_BODY - 16 * 1024
+"""Most bytes of a payload. The rest of a frame says what to do with it."""
+_MOST_BLOBS = _MOST_BYTES // REFERENCE.size
 _STAY_LIMIT = 32 * 1024
 """Most bytes of the pickle itself if its buffers stay in the sender's memory."""
 
@@ -142,9 +148,14 @@ def _with_blobs(
 ) -> Encoded:
     blobs = [view if isinstance(view, Blob) else put(view) for view in large]
     flags = 0
-    if len(data) > INLINE_LIMIT:
+    if len(data) > INLINE_LIMIT or len(data) + len(blobs) * REFERENCE.size > _MOST_BYTES:
         blobs.append(put(memoryview(data)))
         data, flags = b"", PICKLE_IS_BLOB
+    if len(blobs) > _MOST_BLOBS:
+        raise UsageError(
+            f"call: {len(blobs)} kept values in its arguments or its value; pass at most {_MOST_BLOBS - 1}, and combine them in "
+            "several calls"
+        )
     names = b"".join(REFERENCE.pack(blob.digest, blob.size) for blob in blobs)
     return Encoded(HEAD.pack(flags, len(blobs), 0) + names + data, tuple(blobs), pinned=pinned)
 
@@ -231,7 +242,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships 
             if aside and (known := aside.get(id(view.obj))) is not None:
                 large.append(known[1])
                 return False
-            if view.nbytes < INLINE_LIMIT:
+            if view.nbytes < INLINE_LIMIT or len(large) >= _MOST_BUFFERS:
                 return True
             large.append(view)
             return False

@@ -30,7 +30,7 @@ def test_a_display_arrives_as_it_was_sent(size: int) -> None:
 
 def test_pieces_of_several_displays_may_come_mixed() -> None:
     joiner = DisplayJoiner()
-    waiting = [(node, pieces(FIGURE, 5000)) for node in range(20)]
+    waiting = [(node, pieces(FIGURE, 5000)) for node in range(64)]
     chance = random.Random(1)
     arrived = 0
     while waiting:
@@ -40,7 +40,7 @@ def test_pieces_of_several_displays_may_come_mixed() -> None:
             waiting.remove(pair)
         else:
             arrived += joiner.add(node, body) == FIGURE
-    assert arrived == 20
+    assert arrived == 64
 
 
 @pytest.mark.parametrize("missing", [0, 5, -1])

@@ -16,10 +16,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from skyward.errors import UsageError
+from skyward.wire import payloads
 from skyward.wire.blobs import Blob
 from skyward.wire.frames import INLINE_LIMIT, MAX_BODY
 from skyward.wire.payloads import Encoded, decode, encode, paused_collector
-from skyward.wire.tasks import parse
+from skyward.wire.tasks import REFERENCE, parse
 
 Point = namedtuple("Point", "x y")  # noqa: PYI024  # the kind that users have
 
@@ -134,6 +136,24 @@ def test_a_large_array_is_not_in_the_frame_and_may_be_written() -> None:
     first[:] = -1
     assert np.array_equal(second, array), "mappings are private"
     assert second.flags.writeable
+
+
+def test_a_value_of_very_many_arrays_fits_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = [np.full(INLINE_LIMIT, number, dtype=np.uint8) for number in range(5)]
+    monkeypatch.setattr(payloads, "_MOST_BUFFERS", 3)  # in place of thousands, which take gigabytes
+    encoded = encode(arrays, Blob.snapshot)
+    assert len(encoded.blobs) == 4, "the rest is in the pickle"
+    assert all(map(np.array_equal, received(encoded), arrays))
+    monkeypatch.setattr(payloads, "_MOST_BYTES", 4 * REFERENCE.size)
+    small = [*arrays[:3], "a text"]
+    encoded = encode(small, Blob.snapshot)
+    assert len(encoded.blobs) == 4, "the pickle finds no room beside the names of the others"
+    assert received(encoded)[3] == "a text"
+    monkeypatch.setattr(payloads, "_MOST_BLOBS", 2)
+    with pytest.raises(
+        UsageError, match="call: 4 kept values in its arguments or its value; pass at most 1, and combine"
+    ):
+        encode(small, Blob.snapshot)
 
 
 def test_a_read_only_array_and_a_view_come_back_equal() -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import subprocess
 import sys
 from dataclasses import replace
 from typing import IO, Protocol
 
 from ...core.ownership import runtime_folder
-from ...core.process import PACKAGE_ROOT
+from ...core.process import PACKAGE_ROOT, is_readable
 from ...core.records import dataclass
 from ...errors import ProviderError, SkywardError, Unreachable
 from ...node.agent import attach
@@ -83,7 +82,7 @@ def head_here(config: HeadConfig) -> tuple[HeadConfig, HeadPlace]:
 
 def _answer(output: IO[bytes]) -> str:
     """Return the line that a head prints when it has started, or why there is none."""
-    if not select.select([output], [], [], _ANSWER_S)[0]:
+    if not is_readable(output, _ANSWER_S):
         return f"did not start in {_ANSWER_S:g} s"
     return output.readline().decode(errors="replace").strip() or "died while it started"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import subprocess
 import threading
 import time
@@ -13,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from ...core.process import PACKAGE_ROOT
+from ...core.process import PACKAGE_ROOT, is_readable
 from ...core.records import dataclass
 from ..threads import in_words, start_thread
 from .links import RayWays
@@ -151,7 +150,7 @@ def _listens(process: subprocess.Popen[bytes], order: DriverOrder, path: str) ->
         process.stdin.flush()
     deadline = time.monotonic() + _LISTEN_S
     while time.monotonic() < deadline and os.path.isdir(order.folder):  # without Ray it would try for half a minute
-        if select.select([process.stdout], [], [], _LOOK_S)[0]:
+        if is_readable(process.stdout, _LOOK_S):
             return bool(process.stdout.readline())
     return False
 

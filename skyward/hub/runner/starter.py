@@ -12,7 +12,6 @@ import importlib
 import json
 import logging
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -22,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ...core.process import is_readable
 from .launch_file import PID
 
 ANSWER_S = 10.0
@@ -103,7 +103,7 @@ class RunnerStarter:
     @property
     def is_ready(self) -> bool:
         """True once it has imported everything."""
-        if not self._has_told and select.select([self._socket], [], [], 0)[0]:
+        if not self._has_told and is_readable(self._socket, 0.0):
             with suppress(OSError):
                 self._has_told = self._socket.recv(_MOST) == _READY
         return self._has_told

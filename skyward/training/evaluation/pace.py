@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import Literal
@@ -107,10 +108,10 @@ class Pace:
 
     def wait_for_all(self, timeout_s: float | None) -> None:
         """Wait until no evaluation is open; cancel the remaining ones after `timeout_s`."""
-        began = time.time()
-        while not self._pipeline.wait(lambda: not self._pipeline.open, self._patience(began, timeout_s)):
+        began, deadline = time.time(), math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while not self._pipeline.wait(lambda: not self._pipeline.open, _patience(deadline)):
             opened = self._pipeline.open
-            if timeout_s is None or time.time() - began < timeout_s:
+            if time.monotonic() < deadline:
                 oldest = opened[0].step if opened else None
                 _log.warning("%s: waiting for %d evaluations, the oldest of step %s", self._name, len(opened), oldest)
                 continue
@@ -134,11 +135,6 @@ class Pace:
         """Return the seconds of an evaluation, or None if a slot may be cold."""
         return self._pipeline.shortest_s if self._pipeline.scored >= self._dispatcher.slots else None
 
-    def _patience(self, began: float, timeout_s: float | None) -> float:
-        """Return the seconds until the next log line or the timeout."""
-        left = SAYS_AFTER_S if timeout_s is None else began + timeout_s - time.time()
-        return min(SAYS_AFTER_S, max(0.0, left))
-
     def _is_under_pressure(self) -> bool:
         says = getattr(self._dispatcher, "is_backpressured", None)
         return bool(says()) if callable(says) else self._dispatcher.pressure() > PRESSURE_S
@@ -158,3 +154,8 @@ class Pace:
     def _draw(self, began: float, why: str) -> None:
         if self._timeline is not None:
             self._timeline.add("training", "wait", began, time.time(), why=why)
+
+
+def _patience(deadline: float) -> float:
+    """Return the seconds until the next log line, or until a time by the monotonic clock."""
+    return min(SAYS_AFTER_S, max(0.0, deadline - time.monotonic()))
