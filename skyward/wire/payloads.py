@@ -153,8 +153,8 @@ def _with_blobs(
         data, flags = b"", PICKLE_IS_BLOB
     if len(blobs) > _MOST_BLOBS:
         raise UsageError(
-            f"call: {len(blobs)} kept values in its arguments or its value; pass at most {_MOST_BLOBS - 1}, and combine them in "
-            "several calls"
+            f"call: {len(blobs)} kept values in its arguments or its value; pass at most {_MOST_BLOBS - 1}, and "
+            "combine them in several calls"
         )
     names = b"".join(REFERENCE.pack(blob.digest, blob.size) for blob in blobs)
     return Encoded(HEAD.pack(flags, len(blobs), 0) + names + data, tuple(blobs), pinned=pinned)
