@@ -140,16 +140,16 @@ def test_a_large_array_is_not_in_the_frame_and_may_be_written() -> None:
 
 def test_a_value_of_very_many_arrays_fits_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = [np.full(INLINE_LIMIT, number, dtype=np.uint8) for number in range(5)]
-    monkeypatch.setattr(payloads, "_MOST_BUFFERS", 3)  # in place of thousands, which take gigabytes
+    monkeypatch.setattr(payloads, "_MOST_BUFFERS", 3)  # private: thousands take gigabytes
     encoded = encode(arrays, Blob.snapshot)
     assert len(encoded.blobs) == 4, "the rest is in the pickle"
     assert all(map(np.array_equal, received(encoded), arrays))
-    monkeypatch.setattr(payloads, "_MOST_BYTES", 4 * REFERENCE.size)
+    monkeypatch.setattr(payloads, "_MOST_BYTES", 4 * REFERENCE.size)  # private: as above
     small = [*arrays[:3], "a text"]
     encoded = encode(small, Blob.snapshot)
     assert len(encoded.blobs) == 4, "the pickle finds no room beside the names of the others"
     assert received(encoded)[3] == "a text"
-    monkeypatch.setattr(payloads, "_MOST_BLOBS", 2)
+    monkeypatch.setattr(payloads, "_MOST_BLOBS", 2)  # private: as above
     with pytest.raises(
         UsageError, match="call: 4 kept values in its arguments or its value; pass at most 1, and combine"
     ):
