@@ -160,7 +160,9 @@ class _Gathered:
         """Add Python files anywhere, and all files of packages except hidden and large ones."""
 
         def may_hold(folder: str) -> bool:
-            return os.path.basename(folder).isidentifier() and root.has(folder)
+            name = os.path.basename(folder)
+            is_data = not name.startswith(".") and _is_in_package(os.path.dirname(folder), root.folder)
+            return (name.isidentifier() or is_data) and root.has(folder)
 
         for path in self._walk(root.folder, rules_above(root.folder), may_hold):
             name = os.path.basename(path)

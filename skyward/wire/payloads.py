@@ -329,7 +329,7 @@ def _reduce_torch_storage(obj: Any) -> Any:
     if not isinstance(obj, torch.UntypedStorage):
         return None
     on_cpu = obj if obj.device.type == "cpu" else obj.cpu()
-    view: Any = torch.empty(0, dtype=torch.uint8).set_(on_cpu).numpy()
+    view: Any = torch.empty(0, dtype=torch.uint8, device="cpu").set_(on_cpu).numpy()  # whatever the default is
     return _untyped_storage, (pickle.PickleBuffer(view) if view.nbytes else b"",)
 
 
@@ -394,7 +394,9 @@ _CACHED = type(functools.lru_cache(abs))
 
 
 def reduce_wrapper(obj: Any) -> Any:
-    """Return how to pickle an `lru_cache` or `singledispatch` wrapper that has no importable name; None otherwise."""
+    """Return how to pickle a `cached_property`, or nameless `lru_cache` or `singledispatch` wrappers; else None."""
+    if type(obj) is functools.cached_property:  # until Python 3.12 it holds a lock
+        return _cached_property, (obj.func, obj.attrname)
     if type(obj) is _CACHED:
         return None if _is_named(obj) else (_cached, (obj.__wrapped__, obj.cache_parameters()))
     if type(obj) is FunctionType and type(obj.__dict__.get("registry")) is MappingProxyType and not _is_named(obj):
@@ -410,6 +412,12 @@ def _is_named(obj: Any) -> bool:
     for part in obj.__qualname__.split("."):
         named = getattr(named, part, None)
     return named is obj
+
+
+def _cached_property(function: Callable[..., Any], name: str | None) -> Any:
+    made = functools.cached_property(function)
+    made.attrname = name
+    return made
 
 
 def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:

@@ -50,6 +50,9 @@ def test_modules_and_contents_of_packages_travel_and_other_files_do_not(tmp_path
         (tmp_path / "package" / name).write_text("")
     (tmp_path / "package" / "sub").mkdir()
     (tmp_path / "package" / "sub" / "weights.bin").write_text("")
+    for folder in ("gpt-4", "v1.0", ".secret"):
+        (tmp_path / "package" / "sub" / folder).mkdir()
+        (tmp_path / "package" / "sub" / folder / "prompt.txt").write_text("")
     (tmp_path / "data.csv").write_text("much")
     (tmp_path / "not-a-package").mkdir()
     (tmp_path / "not-a-package" / "x.py").write_text("")
@@ -57,6 +60,8 @@ def test_modules_and_contents_of_packages_travel_and_other_files_do_not(tmp_path
         "work/helpers.py",
         "work/names/space/module.py",
         "work/package/__init__.py",
+        "work/package/sub/gpt-4/prompt.txt",
+        "work/package/sub/v1.0/prompt.txt",
         "work/package/sub/weights.bin",
         "work/package/table.json",
         "work/script.py",

@@ -296,15 +296,14 @@ def test_a_seed_sets_every_generator_alike(pool: ComputePool) -> None:
 def test_without_a_seed_ranks_do_not_share_the_state_they_were_forked_with(pool: ComputePool) -> None:
     @sky.compute
     @sky.integrations.torch(processes_per_node=2)
-    def draw() -> list[tuple[float, float]]:
-        mine = (random.random(), float(np.random.rand()))
+    def draw() -> list[tuple[float, float, float]]:
+        mine = (random.random(), float(np.random.rand()), torch.rand(1).item())
         gathered: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(gathered, mine)
         return gathered
 
-    draws = [pair for _ in range(2) for pair in (draw() @ pool)[0]]
-    assert len({first for first, _ in draws}) == 8
-    assert len({second for _, second in draws}) == 8
+    draws = [numbers for _ in range(2) for numbers in (draw() @ pool)[0]]
+    assert [len(set(of_one_generator)) for of_one_generator in zip(*draws, strict=True)] == [8, 8, 8]
 
 
 def test_threads_follow_the_environment(pool: ComputePool) -> None:

@@ -191,6 +191,30 @@ def test_cached_and_dispatched_functions_of_a_script_travel(tmp_path: Path) -> N
     assert said.splitlines() == ["(2880067194370816120, 4) 4660046610375530309 3", "[8, 8, 8]"]
 
 
+def test_classes_with_cached_properties_travel(tmp_path: Path) -> None:
+    said = run_script(
+        tmp_path,
+        """
+        import functools
+
+        class Config:
+            \"\"\"Settings.\"\"\"
+
+            @functools.cached_property
+            def size(self):
+                print("once")
+                return 3
+
+        @sky.compute
+        def sizes(config):
+            return config.size, config.size, vars(config)
+
+        print(sizes(Config()) >> pool)
+        """,
+    )
+    assert said == "(3, 3, {'size': 3})\n"
+
+
 @pytest.mark.parametrize("how", ["return total", "return nested(3)"])
 def test_nested_functions_and_closures_travel(tmp_path: Path, how: str) -> None:
     said = run_script(

@@ -233,6 +233,17 @@ class TestErrors:
         with pytest.raises(sky.errors.TaskExited, match="sys.exit"):
             pool.map(exit, [3], chunk=2)
 
+    def test_sys_exit_in_a_call_is_its_value_where_exceptions_are(self, pool: sky.ComputePool) -> None:
+        def leave(x: int) -> int:
+            if x == 2:
+                raise SystemExit("a wrong argument")
+            return x
+
+        first, second, exited, last = pool.map(leave, range(4), chunk=4, return_exceptions=True)
+        assert (first, second, last) == (0, 1, 3)
+        assert isinstance(exited, sky.errors.TaskExited)
+        assert exited.code == "a wrong argument"
+
     @pytest.mark.parametrize("return_exceptions", [False, True])
     def test_an_error_of_the_input_is_always_raised(self, pool: sky.ComputePool, return_exceptions: bool) -> None:
         def broken() -> Iterator[int]:

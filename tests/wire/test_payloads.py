@@ -209,6 +209,10 @@ class TestTorch:
             assert back.dtype == tensor.dtype
             back += 1
 
+    def test_tensors_come_back_whatever_the_default_device_is(self) -> None:
+        with self.torch.device("meta"):  # a device that a machine without an accelerator has, too
+            assert round_trip(self.torch.ones(3, device="cpu")).tolist() == [1.0, 1.0, 1.0]
+
     def test_a_large_tensor_is_not_in_the_frame(self) -> None:
         encoded = encode(self.torch.zeros(1_000_000), Blob.snapshot)
         assert len(encoded.body) < 2000

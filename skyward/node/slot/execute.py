@@ -196,14 +196,14 @@ class TaskRun:
                     else:
                         for item in islice(source, block):
                             append(function(item))
-                except Exception as error:
+                except (Exception, SystemExit) as error:
                     if not return_exceptions:
                         # The error ends the task, and would take the results before it along: send them first.
                         self._index = sent + len(results)
                         with self.guard.our_code():
                             self._send_part(sent, results)
                         raise
-                    append(_Raised(error))
+                    append(_Raised(_exited(error) if isinstance(error, SystemExit) else error))
                 self._free_leases(results)
                 if self.guard.is_copy:  # user code forked this process; the remaining calls belong to the original
                     break

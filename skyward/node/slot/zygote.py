@@ -283,10 +283,15 @@ def _exit(code: int) -> NoReturn:
 
 
 def _draw_own_numbers() -> None:
-    """Reseed numpy's generator, which would draw the same numbers in all forks. Python reseeds its own by itself."""
-    numpy_random = sys.modules.get("numpy.random")
+    """Reseed the generators of numpy and torch, which would draw the same numbers in all forks. Python reseeds its own.
+
+    No fork has a generator of an accelerator yet.
+    """
+    numpy_random, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
     if numpy_random is not None:
         numpy_random.seed()
+    if torch is not None:
+        torch.default_generator.seed()
 
 
 def become_slot(order: ForkOrder, fds: list[int]) -> None:
