@@ -102,6 +102,7 @@ def test_a_pool_that_gets_no_further_machine_says_so_and_goes_on(rented: Rented)
     with pytest.raises(NoCapacity, match=r"m5\.large"):
         pool.scale(2)
     rented.ec2.clear_faults()
+    until(lambda: any(isinstance(event, ScalingFailed) for event in rented.events))  # a thread brings them
     (failed,) = [event for event in rented.events if isinstance(event, ScalingFailed)]
     assert (failed.nodes, failed.wanted) == (1, 2)
     assert where() @ pool == rented.running()
