@@ -13,6 +13,8 @@ MODULES = sorted((ROOT / "skyward").rglob("*.py"))
 NOT_OURS = {
     "_exit": "os._exit",
     "_replace": "the public method of named tuples",
+    "_clear": "atexit has no other name for it",
+    "_registry": "weakref.finalize has no other list of its finalizers",
     "_metrics": "TensorFlow's trainer has no other name for its metrics",
 }
 """Names that we define somewhere too, where they are used as another library's."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import signal
 import threading
 from collections import deque
@@ -15,6 +14,7 @@ from ..calls.futures import Future, refuse_to_wait
 from ..calls.options import CallOptions
 from ..calls.undecoded import Undecoded, raise_error
 from ..core import interrupts
+from ..core.by_value import loads
 from ..core.limits import file_limit, memory_bytes
 from ..core.printable import printable_lines
 from ..core.records import dataclass
@@ -66,7 +66,7 @@ class Received(Undecoded):
         """
         try:
             if not has_references(self.body):  # most values
-                return pickle.loads(memoryview(self.body)[HEAD.size :])
+                return loads(memoryview(self.body)[HEAD.size :])
             return decode(self.parsed, self.blobs)
         except BaseException as error:
             if interrupts.is_from_handler(error) or not is_fault_of_value(error):

@@ -6,10 +6,10 @@ call as it is (`Spliced`), so that neither the client nor a node between unpickl
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from typing import Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar
 
+from ..core.by_value import loads
 from ..core.records import dataclass
 from ..errors import UsageError
 
@@ -183,7 +183,7 @@ def load(data: Any, *buffers: Any) -> Any:
     """Unpickle a spliced value."""
     if data is None:
         *buffers, data = buffers  # type: ignore[assignment]  # a list will do
-    return pickle.loads(data, buffers=buffers)
+    return loads(data, buffers)
 
 
 def carried(names: tuple[bytes, ...], data: Any, *buffers: Any) -> Ref[Any]:

@@ -22,6 +22,7 @@ import cloudpickle
 
 from .. import errors
 from ..core import interrupts
+from ..core.by_value import loads
 from ..core.classes import class_path
 from ..core.printable import printable_lines
 from ..core.records import dataclass
@@ -132,7 +133,7 @@ def encode_exception(error: BaseException) -> tuple[bytes | None, str]:
         sink = io.BytesIO()
         _ExceptionPickler(sink, protocol=5).dump(error)
         data = sink.getvalue()
-        pickle.loads(data)
+        loads(data, refills=False)
     except BaseException as why:  # runs the user's pickling and constructors, so SystemExit is possible too
         return None, f"{type(why).__name__}: {_message(why)}"
     return data, ""
@@ -192,7 +193,7 @@ def decode_failure(
     reason = failure.reason
     if failure.pickled is not None:
         try:
-            error = pickle.loads(failure.pickled)
+            error = loads(failure.pickled)
             if not isinstance(error, BaseException):
                 error, reason = None, f"its pickle holds a {type(error).__qualname__}, not an exception"
         except BaseException as why:  # the class is unknown here, or its module fails to import or calls sys.exit()

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Protocol
 
 import cloudpickle
 
+from ..core.by_value import loads
 from ..errors import UsageError
 from ..values.pinned import Pinned
 from ..values.ref import Elsewhere, Pickled, Ref, Spliced, carried, held_by, load
@@ -140,7 +141,7 @@ def pickle_whole(value: Any) -> bytes:
 
 def unpickle_whole(data: bytes) -> Any:
     """Unpickle what `pickle_whole` made. Raises anything that the unpickling raises."""
-    return pickle.loads(data)
+    return loads(data)
 
 
 def _with_blobs(
@@ -365,13 +366,13 @@ def decode(parsed: Parsed, blobs: Iterable[Mappable]) -> Any:
         BaseException: Anything that the unpickling raises.
     """
     if not parsed.references:
-        return pickle.loads(parsed.pickle)
+        return loads(parsed.pickle)
     if parsed.is_in_memory:
-        return pickle.loads(parsed.pickle, buffers=[pull(place, size) for place, size in parsed.references])
+        return loads(parsed.pickle, [pull(place, size) for place, size in parsed.references])
     buffers: list[Any] = [blob.map() for blob in blobs]
     data: Any = buffers.pop() if parsed.pickle_is_blob else parsed.pickle
     # A reference takes a buffer that lies elsewhere as it is.
-    return pickle.loads(data, buffers=[b if isinstance(b, Elsewhere) else pickle.PickleBuffer(b) for b in buffers])
+    return loads(data, [b if isinstance(b, Elsewhere) else pickle.PickleBuffer(b) for b in buffers])
 
 
 @contextlib.contextmanager

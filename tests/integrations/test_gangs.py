@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import concurrent.futures
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -522,6 +524,52 @@ def is_alive(pid: str) -> bool:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):  # gone before it was opened, or before it was read
         return False
+
+
+# Exit handlers ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["returns", "raises"])
+def test_exit_handlers_of_a_rank_run(pool: ComputePool, lines: Lines, tmp_path: Path, end: str) -> None:
+    def train() -> None:
+        global _kept
+        name = f"{end}-{dist.get_rank()}"
+        _kept = tempfile.TemporaryDirectory(dir=tmp_path, prefix="scratch-")
+        atexit.register((tmp_path / name).touch)
+        atexit.register(print, f"handler of {name}")
+        if end == "raises":
+            raise ValueError
+
+    names = [f"{end}-{rank}" for rank in range(2)]
+    try:
+        gang(train)() @ pool
+    except ValueError:  # one is enough to stop the other rank
+        until(lambda: any((tmp_path / name).exists() for name in names))
+    else:
+        assert sorted(path.name for path in tmp_path.iterdir()) == names
+        until(lambda: all(f"handler of {name}" in lines.text for name in names))
+
+
+def test_an_exit_handler_that_hangs_has_the_time_limit_of_its_call(pool: ComputePool) -> None:
+    def train() -> None:
+        atexit.register(sleeps)
+
+    with pytest.raises(TaskTimeout):
+        gang(train, timeout_s=3)() @ pool
+
+
+def test_a_failed_rank_ends_although_its_exit_handler_hangs(pool: ComputePool, tmp_path: Path) -> None:
+    def train() -> None:
+        (tmp_path / str(os.getpid())).touch()
+        atexit.register(holds_the_gil)
+        raise ValueError("no data")
+
+    begin = time.monotonic()
+    with pytest.raises(ValueError, match="no data"):
+        gang(train)() >> pool
+    assert time.monotonic() - begin < 60
+    (rank,) = tmp_path.iterdir()
+    until(lambda: not is_alive(rank.name))
 
 
 # Leftovers in the processes of ranks ------------------------------------------------------------------------------

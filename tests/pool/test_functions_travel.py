@@ -123,6 +123,130 @@ def test_instances_of_classes_of_main_keep_their_class(tmp_path: Path) -> None:
     assert said.splitlines() == ["True True True", "caught mine"]
 
 
+def test_classes_and_globals_of_a_script_stay_as_they_are_when_values_come_back(tmp_path: Path) -> None:
+    said = run_script(
+        tmp_path,
+        """
+        from enum import Enum
+        from skyward.errors import SkywardError
+
+        seen, kinds = [], []
+
+        class Base:
+            def __init_subclass__(cls):
+                kinds.append(cls.__name__)
+
+        class Model(Base):
+            steps = 0
+            def train(self):
+                seen.append("trained")
+                return self
+
+        class Colour(Enum):
+            RED = 1
+            def see(self):
+                seen.append(self.name)
+
+        class Mistake(Exception):
+            def see(self):
+                seen.append("mistake")
+
+        @sky.compute
+        def make(model, fails=False):
+            Model.steps += 1
+            if fails:
+                raise Mistake
+            return model.train(), Colour.RED, Model
+
+        train = Model.train
+        model, colour, kind = make(Model()) >> pool
+        model.train()
+        colour.see()
+        try:
+            make(model, fails=True) >> pool
+        except Mistake as mistake:
+            mistake.see()
+        [again] = [value[0] for value in pool.map(make.fn, [model])]
+        again.train()
+        print(seen, kinds, Model.steps, Model.train is train, kind is Model, type(again) is Model)
+        """,
+    )
+    assert said.strip() == "['trained', 'RED', 'mistake', 'trained'] ['Model'] 0 True True True"
+
+
+def test_a_class_that_was_changed_in_place_comes_changed(tmp_path: Path) -> None:
+    said = run_script(
+        tmp_path,
+        """
+        class Model:
+            rate = 1
+            def predict(self):
+                return self.rate
+
+        @sky.compute
+        def predict(model):
+            return model.predict()
+
+        print(predict(Model()) >> pool)
+        Model.rate = 2
+        print(predict(Model()) >> pool)
+        Model.predict = lambda self: 3
+        print(predict(Model()) >> pool)
+        """,
+    )
+    assert said.split() == ["1", "2", "3"]
+
+
+def test_functions_and_classes_of_a_script_are_found_by_name_in_a_task(tmp_path: Path) -> None:
+    said = run_script(
+        tmp_path,
+        """
+        import __main__
+        import pickle, sys
+        from concurrent.futures import ProcessPoolExecutor
+        from multiprocessing import get_context
+
+        class Model:
+            class Config:
+                pass
+            def __init__(self):
+                self.config = Model.Config()
+            def __eq__(self, other):
+                return type(self) is type(other)
+
+        def double(x):
+            return 2 * x
+
+        @sky.compute
+        def in_processes(xs):
+            with ProcessPoolExecutor(2, mp_context=get_context("fork")) as processes:
+                return list(processes.map(double, xs))
+
+        @sky.compute
+        def by_name(model):
+            found = sys.modules["__main__"]
+            own = found.double is double and found.Model is Model
+            return own, pickle.loads(pickle.dumps(model)) == model, pickle.loads(pickle.dumps([Model(), double]))[1](3)
+
+        @sky.compute
+        def of_an_argument(model, function):
+            return [pickle.loads(pickle.dumps(each)) == each for each in (model, function)]
+
+        @sky.compute
+        def what_is_missing():
+            import __main__
+            return hasattr(__main__, "__file__"), hasattr(__main__, "nothing"), __main__.__name__
+
+        for _ in range(2):  # each function has brought its own `double`
+            print(in_processes([1, 2, 3]) >> pool, by_name(Model()) >> pool)
+        print(of_an_argument(Model(), double) >> pool, what_is_missing() >> pool)
+        print(pickle.loads(pickle.dumps(double)) is double, __main__.Model is Model)
+        """,
+    )
+    once = "[2, 4, 6] (True, True, 6)"
+    assert said.splitlines() == [once, once, "[True, True] (False, False, '__main__')", "True True"]
+
+
 def test_methods_partials_lambdas_and_recursive_functions_travel(tmp_path: Path) -> None:
     said = run_script(
         tmp_path,

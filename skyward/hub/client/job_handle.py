@@ -12,6 +12,7 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass, fields
 from typing import Any, Generic, TypeVar
 
+from ...core.by_value import loads
 from ...errors import HubError, HubUnreachable, JobFailed, StreamRestarted, UsageError
 from ...wire.failures import EncodedFailure, decode_failure
 from ...wire.payloads import unpickle_whole
@@ -152,7 +153,7 @@ class Job(Generic[T]):
             raise error
         if body["spec"].get("is_stream"):
             return list(self.stream())  # type: ignore[return-value]  # T is that of the function
-        value: T = _unpacked(pickle.loads(self._blob("value")))
+        value: T = _unpacked(loads(self._blob("value")))
         return value
 
     def exception(self, timeout: float | None = None) -> BaseException | None:

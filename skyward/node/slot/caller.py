@@ -24,6 +24,7 @@ from ...calls.named_options import pack_options
 from ...calls.pending import PendingCompute
 from ...calls.undecoded import Undecoded
 from ...core import interrupts
+from ...core.by_value import loads
 from ...errors import ArgumentNotPicklable, PoolClosed, RemoteError, UsageError
 from ...values.launch import RankValues
 from ...values.launch_facts import LaunchFacts
@@ -337,7 +338,7 @@ def _settle(future: Future[Any], outcome: NestedOutcome, blobs: dict[bytes, Blob
 
     def error() -> None:
         try:
-            original = pickle.loads(outcome.payloads[0])
+            original = loads(outcome.payloads[0])
         except Exception as why:  # its class is unknown here
             raise RemoteError(
                 f"a call: failed with an error that cannot be rebuilt here ({why}); install the module of its class "

@@ -19,6 +19,7 @@ from itertools import islice
 from typing import Any, Protocol
 
 from ...calls.pending import ComputeFunction
+from ...core.by_value import set_running
 from ...core.process import PACKAGE_ROOT
 from ...core.records import dataclass
 from ...errors import NotRun, PayloadNotLoadable, ResultNotPicklable, TaskExited, UsageError
@@ -422,6 +423,7 @@ class Functions:
         self._payloads: dict[bytes, tuple[bytes, tuple[Blob, ...]]] = {}
         self._loaded: dict[bytes, Callable[..., Any]] = {}
         self._holders: dict[bytes, set[str]] = {}
+        self._latest = b""
 
     def add(self, digest: bytes, payload: bytes, blobs: tuple[Blob, ...], holder: str = "agent") -> None:
         """Add a function. `holder` sent it; the function stays until every holder has dropped it."""
@@ -441,6 +443,9 @@ class Functions:
                 raise explain_load_error(error, "the function") from error
             function = self._loaded[digest] = _unwrapped(loaded)
             self._payloads.pop(digest, None)
+        if digest != self._latest:
+            self._latest = digest
+            set_running(function)
         return function
 
     def drop(self, digest: bytes, holder: str = "agent") -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Literal
 
+from ...core.by_value import loads
 from ...core.frozenmap import FrozenMap
 from ...core.records import dataclass
 from ...errors import InitializerFailed
@@ -18,6 +19,7 @@ from ...wire.blobs import Blob
 from ...wire.frames import Frame, FrameKind
 from ...wire.tasks import CallKind, TaskHead, Topology, references, unpack_task
 from .execute import Cancelled, Functions, Inbox, TaskRun
+from .exit_handlers import run_exit_handlers
 from .guards import SlotGuard
 from .link import Link, Replies, read_blob_body
 from .mappings import LentBlob, Mappings
@@ -138,7 +140,7 @@ class Slot:
             assert self.topology is not None
             try:
                 if self.topology.initializer is not None:
-                    function, args = pickle.loads(self.topology.initializer)
+                    function, args = loads(self.topology.initializer)
                     function(*args)
             except Exception as error:
                 raise InitializerFailed(
@@ -146,10 +148,14 @@ class Slot:
                 ) from error
             self._initialized = True
 
-    def _save_volumes(self) -> None:
-        from .volumes import save_volumes
+    def _end_script(self) -> None:
+        """Do what follows the function: a rank's process ends, so its exit handlers run, and then volumes are saved."""
+        if self.config.rank is not None:
+            run_exit_handlers()
+        if self.config.volumes:
+            from .volumes import save_volumes
 
-        save_volumes(self.config.volumes)
+            save_volumes(self.config.volumes)
 
     def run(
         self,
@@ -188,7 +194,7 @@ class Slot:
                     guard=guard,
                     deliver=self.config.deliver,
                     before=None if self._initialized else self.initialize,
-                    after=self._save_volumes if self.config.volumes else None,
+                    after=self._end_script if self.config.volumes or self.config.rank is not None else None,
                     at_end=streams.end,
                 ).run()
                 has_answered = True

@@ -23,11 +23,13 @@ import traceback
 from functools import partial
 from typing import Any, NoReturn
 
+from ...core.by_value import stand_in_for_script
 from ...core.process import adopt_orphans, die_with_parent
 from ...core.records import dataclass, make_constructors
 from ...values.launch import ProcessLaunch
 from ...values.topology import InstanceInfo, NetworkInfo
 from .execute import TaskRun, explain_load_error
+from .exit_handlers import forget_inherited, run_late_exit_handlers
 from .slot import SlotConfig
 from .threads import apply_thread_counts
 from .worker import serve
@@ -263,6 +265,8 @@ def _fork_here(sock: socket.socket, order: ForkOrder, fds: list[int], config: Zy
         # SIGINT stays ignored until the worker handles it. A cancel in between is not lost: it is on the shared page,
         # and the task checks that when it begins.
         _draw_own_numbers()
+        if order.config.rank is not None:
+            forget_inherited()
         if config.preload and not order.launch:  # a rank does this later, once its variables are set
             os.environ.update(order.config.env)
             apply_thread_counts()
@@ -303,6 +307,7 @@ def become_slot(order: ForkOrder, fds: list[int]) -> None:
         adopt_orphans()
     # The watchdog ignores SIGTERM, and children inherit that. A task could then not terminate its own subprocesses.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    stand_in_for_script()
     sock_fd, out, err, page, *more = fds
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -319,6 +324,8 @@ def become_slot(order: ForkOrder, fds: list[int]) -> None:
     line = socket.socket(fileno=more[1]) if len(more) > 1 else None
     with socket.socket(fileno=sock_fd) as sock:
         serve(sock, page, order.config, prepare, shelf_fd, line)
+    if order.config.rank is not None:
+        run_late_exit_handlers()
 
 
 def _apply_launch(order: ForkOrder) -> None:

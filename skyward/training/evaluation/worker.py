@@ -5,7 +5,6 @@ Imports no framework itself; the parts of a job do.
 
 from __future__ import annotations
 
-import pickle
 import sys
 import threading
 import time
@@ -15,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from ...core.by_value import loads
 from ...wire.payloads import paused_collector
 
 MAX_MODELS = 4
@@ -83,7 +83,7 @@ class Worker:
         if data is None:
             raise ContentsMissing(digest)
         with paused_collector():
-            value = pickle.loads(data)
+            value = loads(data)
         with self._changed:
             value = self._contents.setdefault(digest, value)
             self._contents.move_to_end(digest)

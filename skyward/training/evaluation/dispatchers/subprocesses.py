@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
+from ....core.by_value import loads
 from ....errors import InternalError, SlotLost
 from ....wire.failures import decode_failure
 from ....wire.payloads import encode
@@ -115,7 +116,7 @@ class _Beside(Seat):
                 began()
                 kind, body = process.receive()
             if kind == MessageKind.DONE:
-                return self._read(pickle.loads(body), sent_at)
+                return self._read(loads(body), sent_at)
             if kind == MessageKind.FAILED:
                 raise decode_failure(pickle.loads(body), where=self._name, node=None, task="evaluation")
             process.known.difference_update(pickle.loads(body))
