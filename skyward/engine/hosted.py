@@ -528,8 +528,10 @@ class HostedEngine:
 
     def _on_facts(self, message: bytes) -> None:
         self.nodes.on_facts(message)
+        up = set(self.nodes.agent_pids())
+        self.members.have_come(up)
         if not self._replaces:
-            for node in set(self.ledger.machines) - set(self.nodes.agent_pids()):
+            for node in set(self.ledger.machines) - up:
                 del self.ledger.machines[node]
 
     # To the head -----------------------------------------------------------------------------------------------------

@@ -114,6 +114,13 @@ class HostedMembers:
                 self._joining -= nodes
         self._joined()
 
+    def have_come(self, nodes: Iterable[int]) -> None:
+        """Note that nodes are up, before calls that ran on them return. The head's reply to `join` may come later.
+
+        Needs the ledger's lock.
+        """
+        self._joining.difference_update(nodes)
+
     def _begin_to_join(self, machines: Sequence[Machine], heads: int) -> tuple[Future[Any] | None, int]:
         """Let the head move to the first nodes of a pool, or tell it of them.
 

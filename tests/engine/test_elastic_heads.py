@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -148,6 +149,29 @@ def test_a_head_that_dies_while_nodes_join_leaves_them_to_the_next(elastic: Elas
     scaling.join(_LIMIT_S)
     assert node() @ pool == [0, 1, 2]
     assert len(pool.agent_pids()) == 3
+
+
+def test_a_node_is_there_once_a_call_has_run_on_it(elastic: Elastic, monkeypatch: pytest.MonkeyPatch) -> None:
+    members, may_know = members_of(elastic.pool), threading.Event()
+    ask = members._ask_to_join  # private: the head's reply to it comes late
+
+    @dataclass
+    class Late:
+        asked: Any
+
+        def result(self) -> Any:
+            reply = self.asked.result()
+            assert may_know.wait(_LIMIT_S)
+            return reply
+
+    monkeypatch.setattr(members, "_ask_to_join", lambda machines: Late(ask(machines)))  # private: as above
+    elastic.provider.gate.set()
+    pid = sky.compute(os.getpid)
+    own = pid() >> elastic.pool.node(1)
+    pids = pid() @ elastic.pool
+    may_know.set()
+    assert len(pids) == 2
+    assert own in pids
 
 
 def test_nodes_that_were_leaving_go_after_the_death_of_the_head(elastic: Elastic, tmp_path: Path) -> None:

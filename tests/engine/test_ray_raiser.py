@@ -92,12 +92,19 @@ class Login:
 def raised(
     other: Login | None = None,
     stood: list[str] | None = None,
+    ended: list[list[int]] | None = None,
     *,
     is_needed: bool = True,
     on_up: Callable[[list[Any]], object] | None = None,
 ) -> Iterator[tuple[RayRaiser, list[str], list[Any]]]:
-    """Raise Ray, which the pool needs, on a node with room and another one. `stood`: folders of Ray on the first."""
+    """Raise Ray, which the pool needs, on a node with room and another one.
+
+    Args:
+        stood: Takes the folders of Ray on the first.
+        ended: Takes the processes of Ray that had been ended on each when the head was told of an end.
+    """
     reasons, events, stood = list[str](), list[Any](), [] if stood is None else stood
+    ended = [] if ended is None else ended
     logins = [Login(has_room=True), other or Login(has_room=False)]
     machines = {node: machine(node, login=login) for node, login in enumerate(logins)}
 
@@ -118,6 +125,8 @@ def raised(
     def ask(verb: str, *arguments: Any, timeout_s: float | None = None) -> None:
         if verb == "ray_stands":
             stood.append(arguments[1])
+        if verb == "ray_ends":
+            ended.append([len(login.ends) for login in logins])
 
     raiser.begin(machines, 0, ask)
     try:
@@ -225,6 +234,20 @@ def test_a_node_that_was_given_back_gets_ray_when_it_comes_again_and_its_former_
         raiser.forget(1)
         ask_for_node_1(raiser, lambda: len(other.starts) == 3)
         assert [os.path.basename(folder) for folder in other.ends] == [os.path.basename(other.starts[0])]
+
+
+def test_the_head_uses_a_lost_ray_no_more_before_its_processes_are_ended() -> None:
+    stood, ended = list[str](), list[list[int]]()
+    other = Login(has_room=True)
+    with raised(other, stood, ended) as (raiser, _, _):
+        until(lambda: other.starts)
+        raiser.verbs["ray_carries"]([1], [])
+        assert not ended
+        raiser.verbs["ray_is_lost"](stood[0], "it has ended")
+        until(lambda: len(stood) == 2)
+        assert ended == [[0, 0]]
+        until(lambda: len(other.ends) == 1)
+    assert ended == [[0, 0]]  # the end of the pool is told otherwise
 
 
 def test_word_of_an_earlier_ray_does_not_end_the_one_that_stands_now() -> None:

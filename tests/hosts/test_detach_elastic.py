@@ -224,6 +224,7 @@ class TestElastic:
         pool = attach()
         assert sorted(pool.future(call).result(60) for call in pool.calls()) == [0, 1]
         assert where()() >> pool.node(2) in [host.name for host in place.hosts]
+        pool.scale(3)  # none of them goes while the machine is busy
         assert len(set(where()() @ pool)) == 3
         pool.detach()
         assert others() == [1, 2]

@@ -590,6 +590,7 @@ class Head:
             **self._coming.verbs,
             "hand_over": partial(self._coming.once_known, self._handover.go),
             "ray_stands": self._ways.drive,
+            "ray_ends": self._ways.let_go,
             "ask": engine.questions.ask,
             "cancel_all": engine.cancel_all,
             "close_actors": engine.actors.close_all,

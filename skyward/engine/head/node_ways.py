@@ -125,6 +125,10 @@ class NodeWays:
         self._lost, self._keys = None, ()
         self._driver.start(order)
 
+    def let_go(self) -> None:
+        """Reach all nodes the other way from now on, because Ray ends."""
+        self._driver.stop()
+
     def keep_keys(self, *keys: str) -> None:
         """Keep the keys of the Ray that stands, for the next client of a detached pool."""
         self._keys = keys

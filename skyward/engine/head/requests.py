@@ -23,7 +23,7 @@ _ASKED_AGAIN = frozenset(
         *("use", "there", "is_idle", "counts", "why_waiting", "running", "call_named", "actor_work", "calls", "call"),
         *("nodes_of",),
         *("wait_idle", "wait_stopped", "cancel_all", "close_actors", "leave", "close"),
-        *("ray_there", "ray_runs", "ray_keys", "blueprint"),
+        *("ray_there", "ray_runs", "ray_keys", "ray_ends", "blueprint"),
         *("demand", "node_leaves", "stay", "move_values", "give_back", "refuse_resting"),
         *("shared", "shared_withdraw", "shared_forget"),  # what the killed one did with them is lost with it
     }

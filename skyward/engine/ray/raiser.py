@@ -553,7 +553,15 @@ class RayRaiser:
             companions = list(ray.companions.values()) if ray else []
             if ray is not None:
                 ray.ended.set()
+        if companions and not self._stop.is_set():
+            self._tell_end()
         run_side_by_side([lambda each=companion: self._end_one(each) for companion in companions])  # type: ignore[misc]
+
+    def _tell_end(self) -> None:
+        """Tell the head that Ray ends. A link over a Ray that dies takes seconds to break, and calls would wait."""
+        assert self._ask is not None
+        with contextlib.suppress(KeyError, SkywardError, TimeoutError):  # an older head; or it is gone itself
+            self._ask("ray_ends", timeout_s=_ASK_S)
 
     def _end_one(self, companion: _Companion | None) -> None:
         if companion is None:
