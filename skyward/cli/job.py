@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.printable import printable
+from ..core.printable import coloured, printable
 from .layout import add_command
 
 if TYPE_CHECKING:
@@ -355,7 +355,7 @@ def _logs(arguments: argparse.Namespace) -> int:
     from ..hub.client.jobs import job
 
     for line in job(arguments.id).logs(follow=not arguments.no_follow):
-        print(printable(line), flush=True)
+        print(coloured(line), flush=True)
     return 0
 
 

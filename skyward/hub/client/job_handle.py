@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Generic, TypeVar
 
 from ...core.by_value import loads
-from ...errors import HubError, HubUnreachable, JobFailed, StreamRestarted, UsageError
+from ...errors import HubError, JobFailed, StreamRestarted, UsageError
 from ...wire.failures import EncodedFailure, decode_failure
 from ...wire.payloads import unpickle_whole
 from ..model.items import take_items
@@ -328,8 +328,8 @@ class Job(Generic[T]):
                         if event.kind == feed:
                             place = _place_of(event.id)
                             yield place[0], b64decode(event.body["data"])
-            except HubUnreachable:
-                if time.monotonic() - away_since > AWAY_S:
+            except HubError as error:
+                if not error.retryable or time.monotonic() - away_since > AWAY_S:
                     raise
             time.sleep(1.0)  # the connection broke off: the server ends, and another one comes
 

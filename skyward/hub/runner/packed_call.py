@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...errors import CommandFailed, ResultNotPicklable, UsageError
+from ...node.slot.execute import exited
 from ...values.launch import ProcessLaunch
 from ...wire.failures import encode_failure, stamp_as, stamp_failure
 from ...wire.payloads import pickle_whole, unpickle_whole
@@ -59,8 +60,7 @@ def run_packed(call: bytes, env: Mapping[str, str] = NO_VARIABLES, saves: str = 
         with forwarding_notes(saves):
             value = function.fn(*args, **kwargs)
     except (Exception, SystemExit) as error:
-        stamp_failure(error)
-        raise _carried(error, may_retry=not kinds or isinstance(error, kinds)) from None
+        raise _carried(error, kinds) from None
     try:
         return pickle_whole(value)
     except Exception as error:
@@ -84,8 +84,7 @@ def stream_packed(call: bytes, env: Mapping[str, str] = NO_VARIABLES, saves: str
     except CallFailed:
         raise
     except (Exception, SystemExit) as error:
-        stamp_failure(error)
-        raise _carried(error, may_retry=not kinds or isinstance(error, kinds)) from None
+        raise _carried(error, kinds) from None
 
 
 def _packed_item(number: int, item: object) -> bytes:
@@ -111,7 +110,6 @@ def run_packed_trial(packed: tuple[bytes, Mapping[str, str], str], task: TrialTa
         with forwarding_notes(saves):
             return run_trial(function, task)
     except (Exception, SystemExit) as error:
-        stamp_failure(error)
         raise _carried(error) from None
 
 
@@ -131,8 +129,7 @@ def run_packed_trial_alone(call: bytes, env: Mapping[str, str], task: Mapping[st
         with forwarding_notes(saves):
             end = run_trial(function, TrialTask(**{**task, "steps": None if steps is None else tuple(steps)}))
     except (Exception, SystemExit) as error:
-        stamp_failure(error)
-        raise _carried(error, may_retry=not kinds or isinstance(error, kinds)) from None
+        raise _carried(error, kinds) from None
     if end is None:
         return pickle_whole(None)
     values = None if end.values is None else [float(value) for value in end.values]
@@ -165,11 +162,15 @@ def run_packed_operation(name: str, params: Mapping[str, Any], env: Mapping[str,
         with forwarding_notes(saves):
             return pickle_whole(operation_named(name).run(params))
     except (Exception, SystemExit) as error:
-        stamp_failure(error)
         raise _carried(error) from None
 
 
-def _carried(error: BaseException, *, may_retry: bool = True) -> CallFailed:
+def _carried(error: Exception | SystemExit, kinds: tuple[type[BaseException], ...] = ()) -> CallFailed:
+    """Return the carrier of what a function raised. `kinds`: classes whose errors may be retried; none: all."""
+    if isinstance(error, SystemExit):
+        error = exited(error)
+    stamp_failure(error)
+    may_retry = not kinds or isinstance(error, kinds)
     carrier = CallFailed(f"{type(error).__name__}: {error}", encode_failure(error, hide=_OURS), may_retry)
     stamp_as(carrier, error)
     return carrier

@@ -92,10 +92,6 @@ class Batches(Metrics):
             return []
         return await (write or self.database.write)(self._mark_lost, now - after_ms)
 
-    def excuse_silence(self, now: int) -> None:
-        """Give all runs their time to be heard again, as after a start: the clock has jumped to `now`."""
-        self.listening_since = now
-
     def _mark_lost(self, tx: Transaction, before: int) -> list[str]:
         lost = runs.mark_lost(tx, before)
         for organization, project, run_id in lost:

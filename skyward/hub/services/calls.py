@@ -47,6 +47,10 @@ class Service:
         self.on_change = on_change
         self.listening_since = self.clock()
 
+    def excuse_silence(self, now: int) -> None:
+        """Give everybody time to be heard again, as after a start: the clock has jumped to `now`."""
+        self.listening_since = now
+
 
 def experiment_number(experiment_id: str) -> int:
     """Convert the id of an experiment to its number.

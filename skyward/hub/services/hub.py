@@ -24,6 +24,7 @@ from ..store.schema import ORGANIZATION
 from . import audit, outbox
 from .access import Access
 from .bell import Bell
+from .clock_watch import ClockWatch
 from .hpo import Hpo
 from .importance import Importances
 from .jobs.attempts import Attempts
@@ -53,8 +54,6 @@ logger = logging.getLogger(__name__)
 SWEEP_S = 5.0
 """Seconds between two looks for runs whose heartbeat is overdue, and between two renewals of the lead."""
 CLEAN_UP_S = 600.0
-JUMP_MS = 5_000
-"""Milliseconds by which a wall clock drifts, and no more: beyond that somebody has set it."""
 
 
 class Hub:
@@ -87,6 +86,7 @@ class Hub:
         self._blobs = blobs
         self.with_auth = with_auth
         self.owner = owner
+        self.clock_watch = ClockWatch(database, steady)
         self.live = Live(database)
         self.tracking = LiveTracking(database, blobs, on_change=record_change, live=self.live)
         self.pools = Pools(database, on_change=record_change)
@@ -99,7 +99,7 @@ class Hub:
         self.leader = HubLeader(database)
         self.bell = Bell()
         self.quotas = Quotas(database, self.bell)
-        self.scheduler = JobScheduler(database, self.leader, self.bell)
+        self.scheduler = JobScheduler(database, self.leader, self.bell, self.clock_watch)
         self.courier = Courier(database, self.leader, self.bell, rules, secrets)
         self.jobs = Jobs(database, blobs, on_change=record_change, bell=self.bell, rules=rules)
         self.hpo = Hpo(database, on_change=record_change, jobs=self.jobs)
@@ -107,7 +107,11 @@ class Hub:
             database, blobs, on_change=record_change, bell=self.bell, grace_s=self.scheduler.policy.grace_s
         )
         self.launchers = Launchers(
-            database, on_change=record_change, bell=self.bell, grace_s=self.scheduler.policy.grace_s
+            database,
+            on_change=record_change,
+            bell=self.bell,
+            grace_s=self.scheduler.policy.grace_s,
+            clock_watch=self.clock_watch,
         )
         self.trial_jobs = TrialJobs(database, on_change=record_change, bell=self.bell)
         self.capacity = Capacity(database, on_change=record_change, bell=self.bell)
@@ -115,8 +119,11 @@ class Hub:
         self.queue = Queue(database, self.scheduler)
         self.usage = Usage(database)
         self._lost_after_ms = int(lost_after_s * 1000)
-        self._steady = steady
-        self._offset_ms = self._clock_offset_ms()
+        self.clock_watch.excuses += [
+            self.tracking.excuse_silence,
+            self.launchers.excuse_silence,
+            self.scheduler.excuse_silence,
+        ]
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -161,14 +168,10 @@ class Hub:
             NotHeld: Another server has taken the lead meanwhile.
         """
         await self.database.look_at_clock()
-        now, offset_ms = self.database.clock(), self._clock_offset_ms()
-        if abs(offset_ms - self._offset_ms) > JUMP_MS:
-            logger.warning("clock: it jumped by %+.0f s; no run is lost yet", (offset_ms - self._offset_ms) / 1000)
-            self._offset_ms = offset_ms
-            self.tracking.excuse_silence(now)
+        await self.clock_watch.look()
         if not await self.leader.leads():
             return []
-        return await self.tracking.mark_lost(now, self._lost_after_ms, write=self.leader.write)
+        return await self.tracking.mark_lost(self.database.clock(), self._lost_after_ms, write=self.leader.write)
 
     async def _clean_up(self) -> None:
         """Delete expired tokens and uploads that nobody finished."""
@@ -176,9 +179,6 @@ class Hub:
         await self.jobs.forget_old(write=self.leader.write)
         if self._blobs is not None:
             await asyncio.to_thread(self._blobs.clean_up)
-
-    def _clock_offset_ms(self) -> float:
-        return self.database.clock() - self._steady() * 1000
 
     async def _sweep(self) -> None:
         rounds = 0

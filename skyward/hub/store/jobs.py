@@ -290,5 +290,5 @@ def _drop_feeds(tx: Transaction, job: int) -> None:
 
 
 def drop_results(tx: Transaction, job: int) -> None:
-    """Forget value and error, before a job that is over begins again."""
+    """Forget value and error, before a job begins again."""
     tx.execute("DELETE FROM job_blob WHERE job = ? AND name IN ('value', 'error')", (job,))

@@ -204,7 +204,7 @@ class TaskRun:
                         with self.guard.our_code():
                             self._send_part(sent, results)
                         raise
-                    append(_Raised(_exited(error) if isinstance(error, SystemExit) else error))
+                    append(_Raised(exited(error) if isinstance(error, SystemExit) else error))
                 self._free_leases(results)
                 if self.guard.is_copy:  # user code forked this process; the remaining calls belong to the original
                     break
@@ -353,7 +353,7 @@ class TaskRun:
     def _send_error(self, error: BaseException) -> None:
         is_cancelled = isinstance(error, Cancelled | KeyboardInterrupt)
         if isinstance(error, SystemExit):
-            error = _exited(error)
+            error = exited(error)
         if leases:
             free_leases(self.frame.ident, is_well=False)
         body = encode_failure(error, is_cancelled=is_cancelled, index=self._index, hide=_OURS)
@@ -394,7 +394,8 @@ def _no_room(what: str, error: OSError) -> str:
     return f"the function returned {what} without room on the node: {error.strerror}; return less, or free memory"
 
 
-def _exited(error: SystemExit) -> TaskExited:
+def exited(error: SystemExit) -> TaskExited:
+    """Return what a call raises whose function called `sys.exit()`, instead of ending its caller."""
     exited = TaskExited(
         f"the task: called sys.exit({error.code!r}); end it by returning a value or raising an error",
         code=error.code if isinstance(error.code, int | str | None) else str(error.code),

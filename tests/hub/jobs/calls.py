@@ -5,6 +5,7 @@ Each process of a job imports it, so it imports neither pytest nor the hub.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -20,6 +21,11 @@ LINE, GIB = 1 << 20, 1 << 30
 def add(first: int, second: int) -> int:
     print(f"adding {first} and {second}", flush=True)
     return first + second
+
+
+@sky.compute
+def print_json() -> None:
+    print(json.dumps({"loss": 0.5}, indent=4))
 
 
 class OwnError(Exception):

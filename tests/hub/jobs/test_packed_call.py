@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +13,11 @@ from pathlib import Path
 import pytest
 
 import skyward as sky
-from skyward.errors import UsageError
+from skyward.errors import TaskExited, UsageError
 from skyward.hub.client.job_code import pack_call
 from skyward.hub.runner.packed_call import CallFailed, join_call, run_packed, split_call, stream_packed
 from skyward.values.launch import ProcessLaunch
+from skyward.wire.failures import decode_failure
 from skyward.wire.payloads import pickle_whole, unpickle_whole
 from tests.hub.jobs.calls import OwnError, add, fail
 
@@ -36,6 +39,20 @@ def test_exception_travels_in_a_carrier_that_needs_no_class_of_the_user(tmp_path
         run_packed(call)
     copy = pickle.loads(pickle.dumps(caught.value))
     assert (copy.text, copy.failure) == (caught.value.text, caught.value.failure)
+
+
+def test_exit_of_the_function_is_an_error_that_ends_nobody_else(tmp_path: Path) -> None:
+    @sky.compute
+    def leave(code: object) -> None:
+        sys.exit(code)  # type: ignore[arg-type]
+
+    for code in (0, "no data"):
+        _, call = split_call(pack_call(leave(code), tmp_path).path.read_bytes())
+        with pytest.raises(CallFailed, match=re.escape(f"called sys.exit({code!r})")) as caught:
+            run_packed(call)
+        error = decode_failure(pickle.loads(caught.value.failure), where="", node=None, task="leave")
+        assert isinstance(error, TaskExited)
+        assert error.code == code
 
 
 def test_items_of_a_generator_are_packed_one_by_one_and_an_error_follows_those_before_it() -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from skyward import hub
+from skyward.cli import main
 from skyward.errors import StreamRestarted, UsageError
 from skyward.hub.model.items import take_items
-from tests.hub.jobs.calls import OwnError, add, count_up
+from tests.hub.jobs.calls import OwnError, add, count_up, print_json
 from tests.hub.jobs.hub_process import HubProcess
 from tests.waiting import until
 
@@ -64,6 +67,39 @@ def test_reader_goes_on_while_the_server_is_killed_and_replaced(hub_process: Hub
     assert list(stream) == [(1, number) for number in range(2, 8)]
     assert job.result(100) == [(1, number) for number in range(8)]
     hub_process.until_clean()
+
+
+class Away(BaseHTTPRequestHandler):
+    """A proxy before a hub that is just away."""
+
+    was_asked = threading.Event()
+
+    def do_GET(self) -> None:
+        self.send_error(503)
+        self.close_connection = True
+        self.was_asked.set()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_readers_wait_for_a_hub_that_is_away_behind_a_proxy(
+    hub_process: HubProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = hub.submit(print_json())
+    job.result(100)
+    hub_process.kill()
+    with ThreadPoolExecutor(1) as readers, ThreadingHTTPServer(("127.0.0.1", hub_process.port), Away) as proxy:
+        threading.Thread(target=proxy.serve_forever).start()
+        lines = readers.submit(lambda: list(job.logs()))
+        assert Away.was_asked.wait(60)
+        proxy.shutdown()
+        proxy.server_close()
+        hub_process.start()
+        assert lines.result(100) == ["{", '    "loss": 0.5', "}"]
+    capsys.readouterr()
+    assert main(["job", "logs", job.id]) == 0
+    assert capsys.readouterr().out == '{\n    "loss": 0.5\n}\n'
 
 
 def test_reader_in_the_middle_is_told_that_a_new_attempt_begins_again(hub_process: HubProcess, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from ...store.jobs import JobRow
 from ...store.transaction import ReadSnapshot, Transaction
 from ..bell import Bell
 from ..calls import Service
+from ..clock_watch import ClockWatch
 from .kept import lose_kept
 from .launches import Launch, claim
 from .life import lease_s, lose_runner
@@ -47,9 +48,11 @@ class LauncherOrders:
 class Launchers(Service):
     """Calls of launchers."""
 
-    def __init__(self, *arguments: Any, bell: Bell, grace_s: float = 300.0, **options: Any) -> None:
+    def __init__(
+        self, *arguments: Any, bell: Bell, clock_watch: ClockWatch, grace_s: float = 300.0, **options: Any
+    ) -> None:
         super().__init__(*arguments, **options)
-        self._bell = bell
+        self._bell, self._clock_watch = bell, clock_watch
         self._grace_s = grace_s
         self._polls: dict[str, object] = {}
         """Launcher -> its newest poll."""
@@ -84,6 +87,7 @@ class Launchers(Service):
         poll = self._polls[launcher] = object()
         while True:
             seen = self._bell.count
+            await self._clock_watch.look()
             told = (launcher, machines, providers, protocol, set(known), set(gone))
             # A launcher that was killed left its poll here, which knows nothing of what the next one has started.
             if self._polls[launcher] is poll and await self.database.read(self._has_orders, *told):

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from ...model.quotas import HolderKind, JobQuotaSpec
     from ...store.database import Database
     from ..bell import Bell
+    from ..clock_watch import ClockWatch
     from ..leader import HubLeader
 
 _log = logging.getLogger(__name__)
@@ -87,11 +88,19 @@ class JobScheduler:
         database: Where the jobs are.
         leader: The candidate for the lead.
         bell: Rings when a job has changed.
+        clock_watch: Watch of the database's clock.
         policy: Rules.
     """
 
-    def __init__(self, database: Database, leader: HubLeader, bell: Bell, policy: Policy | None = None) -> None:
-        self._database = database
+    def __init__(
+        self,
+        database: Database,
+        leader: HubLeader,
+        bell: Bell,
+        clock_watch: ClockWatch,
+        policy: Policy | None = None,
+    ) -> None:
+        self._database, self._clock_watch = database, clock_watch
         self._leader = leader
         self._bell = bell
         self.policy = policy or Policy()
@@ -115,6 +124,11 @@ class JobScheduler:
             await asyncio.sleep(min(time.monotonic() - began, _REST_S))
             await self._bell.wait_to_decide(seen, PERIOD_S)
 
+    def excuse_silence(self, now: int) -> None:
+        """Give all runners time to be heard again, as after a change of the lead: the clock has jumped to `now`."""
+        if self._leads_since is not None:
+            self._leads_since = now
+
     async def step(self) -> None:
         """Decide once, if this server leads and a job is not over.
 
@@ -124,6 +138,7 @@ class JobScheduler:
         if not self._leader.is_leading:
             self._leads_since = None
             return
+        await self._clock_watch.look()
         if self._leads_since is None:
             self._leads_since = self._database.clock()
         if await self._database.read(_has_work) and await self._leader.write(
@@ -453,6 +468,8 @@ def _place(
     obstacles: Sequence[int],
     runner: AttemptRow | None = None,
 ) -> AttemptRow:
+    if job.attempts:
+        jobs.drop_results(tx, job.pk)  # the error of an earlier attempt, which this one may not end with
     job.attempts += 1
     job.has_turn = False
     attempt = AttemptRow(

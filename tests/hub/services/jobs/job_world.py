@@ -31,8 +31,8 @@ class World:
     """A hub whose scheduler takes a step when the test says so, by the test's clock."""
 
     def __init__(self, url: str, blobs: FolderBlobs) -> None:
-        self.now_s, self.url = 1_800_000_000.0, url
-        self.hub = Hub(Database(url, clock=self.clock), blobs)
+        self.now_s, self.jumped_s, self.url = 1_800_000_000.0, 0.0, url
+        self.hub = Hub(Database(url, clock=self.clock), blobs, steady=self.steady)
         self.launches: dict[tuple[str, int], Launch] = {}
         self.loop = asyncio.new_event_loop()
         self.do(self.hub.people.prepare("owner"))
@@ -40,6 +40,14 @@ class World:
 
     def clock(self) -> int:
         return int(self.now_s * 1000)
+
+    def steady(self) -> float:
+        return self.now_s - self.jumped_s
+
+    def sleep(self, seconds: float) -> None:
+        """Let the machine sleep: only its wall clock goes on."""
+        self.now_s += seconds
+        self.jumped_s += seconds
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         return self.loop.run_until_complete(work)

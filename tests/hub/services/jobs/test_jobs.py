@@ -24,7 +24,7 @@ from skyward.hub.store.database import Database
 from skyward.hub.store.leases import NotHeld
 from skyward.hub.store.transaction import ReadSnapshot, Transaction
 from tests.hub.services.hubs import ADA, ADMIN, VIEWER, add_project
-from tests.hub.services.jobs.job_world import LOCAL, OWNER, SPEC, World, both
+from tests.hub.services.jobs.job_world import LOCAL, OWNER, SPEC, World, both, pieces
 
 
 @both
@@ -181,6 +181,32 @@ def test_hub_that_was_away_gives_runners_time_to_be_heard_again(world: World) ->
     world.beat(job)
 
 
+def test_hub_whose_machine_has_slept_gives_runners_and_launchers_time_to_be_heard_again(world: World) -> None:
+    job = world.submit(max_duration_s=24 * 3600.0)
+    world.begin(job)
+    for first in (lambda: world.pass_s(0.1), world.poll, lambda: world.do(world.hub.mark_lost())):
+        world.sleep(FENCE_S + 300)
+        first()
+        world.pass_s(0.1)
+        assert not world.poll().kill
+        assert world.state(job) == "running"
+        world.beat(job)
+    world.pass_s(SILENT_S + 1)
+    assert world.poll().kill == [(job, 1)]  # looking goes on
+
+
+def test_failed_start_does_not_end_a_job_with_the_error_of_an_earlier_attempt(world: World) -> None:
+    job = world.submit(retries=1)
+    world.begin(job)
+    world.do(world.hub.attempts.put_result(ADA, job, 1, "error", pieces(b"transient")))
+    world.end(job, AttemptEnd.FAILED, error="ValueError: transient")
+    for number in range(2, 6):
+        world.pass_s(10)
+        world.poll()
+        world.end(job, AttemptEnd.START_FAILED, number, error="AuthFailed: no key")
+    assert (world.state(job), world.job(job).why, world.job(job).results) == ("failed", "AuthFailed: no key", [])
+
+
 def test_runner_that_never_comes_up_costs_a_start(world: World) -> None:
     job = world.submit()
     world.pass_s(1)
@@ -239,7 +265,7 @@ def test_launcher_serves_the_sets_of_its_providers_and_those_that_it_names(world
 @pytest.mark.parametrize("world", ["postgresql"], indirect=True)
 def test_two_schedulers_and_two_launchers_at_once_begin_each_job_once(world: World) -> None:
     """Each server takes the lead while the other one still believes that it leads, and decides."""
-    other = Hub(Database(world.url, clock=world.clock), world.hub.jobs.blobs)
+    other = Hub(Database(world.url, clock=world.clock), world.hub.jobs.blobs, steady=world.steady)
     jobs = {world.submit(str(number)) for number in range(9)}
     begun: list[tuple[str, int]] = []
 

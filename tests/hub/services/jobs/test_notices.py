@@ -50,7 +50,9 @@ def use(world: World, rules: NoticeRules, folder: Path) -> None:
     """Let another hub go on with the data of the world, as after a restart."""
     world.do(world.hub.close())
     blobs = FolderBlobs(folder / "blobs")
-    world.hub = Hub(Database(world.url, clock=world.clock), blobs, rules=rules, secrets=folder / "secrets")
+    world.hub = Hub(
+        Database(world.url, clock=world.clock), blobs, steady=world.steady, rules=rules, secrets=folder / "secrets"
+    )
 
 
 def deliver(world: World) -> int:

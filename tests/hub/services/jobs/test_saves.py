@@ -45,7 +45,9 @@ def test_each_save_is_an_event_of_its_attempt_also_if_its_answer_was_lost(world:
 def test_owner_hears_once_that_the_newest_checkpoint_is_too_old(world: World, tmp_path: Path) -> None:
     world.do(world.hub.close())
     rules = NoticeRules(commands=["/bin/true"])
-    world.hub = Hub(Database(world.url, clock=world.clock), FolderBlobs(tmp_path / "blobs"), rules=rules)
+    world.hub = Hub(
+        Database(world.url, clock=world.clock), FolderBlobs(tmp_path / "blobs"), steady=world.steady, rules=rules
+    )
     job = world.submit(checkpoint_interval_s=100, notify=[{"command": ["/bin/true"], "on": ["checkpoint_late"]}])
     world.begin(job)
     world.pass_s(149)
