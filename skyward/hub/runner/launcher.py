@@ -140,8 +140,11 @@ class Launcher:
                 start, sent = -1, 0
                 while sent != start:  # the hub's first answer leads behind what it has
                     start, sent = sent, link.send_piece(feed, folder / feed, sent)
-        except HubUnreachable:
-            raise
+        except HubUnreachable as error:
+            if error.status is None:
+                raise
+            # A proxy that refuses these bytes for good must not keep the launcher from its other jobs.
+            _log.warning("%s: the rest of its output and items is not sent: %s", folder.name, error)
         except Stale:  # it has ended by its runner's word, with all that it sent
             pass
         except HubError as error:

@@ -27,8 +27,10 @@ _PACE_S = 0.2
 """Seconds between two pieces of a feed."""
 _NOTE = 200
 """Most characters of a note."""
-_STALE = frozenset({401, 403, 404, 409})
-"""Statuses by which the hub says that the attempt is over, or its token is gone."""
+_STALE = frozenset({"unauthenticated", "forbidden", "missing", "conflict"})
+"""Codes by which the hub says that the attempt is over, or its token is gone. A status alone may be a proxy's."""
+_TOO_LARGE = 413
+"""Status by which a proxy refuses a body for good."""
 
 _log = logging.getLogger(__name__)
 
@@ -125,11 +127,14 @@ class HubLink:
         except HubUnreachable:
             raise
         except HubError as error:
-            if error.status in _STALE:
+            if error.code in _STALE:
                 raise Stale(str(error)) from error
             # A hub of another version may be mended while the job goes on.
             if error.retryable or error.field == "protocol":
                 raise HubUnreachable(str(error), url=error.url, retryable=True) from error
+            # A proxy whose hub restarts answers for it, such as with 404 and a page.
+            if not error.code and error.status != _TOO_LARGE:
+                raise HubUnreachable(str(error), url=error.url, status=error.status, retryable=True) from error
             raise
 
 
