@@ -44,7 +44,7 @@ from .packed_call import (
     run_packed_trial_alone,
     stream_packed,
 )
-from .reporter import HubLink, Reporter, Stale, until_heard
+from .reporter import FENCE_S, HubLink, Reporter, Stale, until_heard
 from .save_notes import NoteCollector
 from .sweep_run import JobsSweepRun, SweepRun
 
@@ -106,7 +106,7 @@ class AttemptRun:
         self._is_stream = bool(self._spec.get("is_stream"))  # a hub of the version before knows none
         self._orders: queue.SimpleQueue[tuple[str, float]] = queue.SimpleQueue()
         self._pool_cost_usd, self._cost_before = cost_usd, cost_usd()
-        self._is_over, self._was_stopped = threading.Event(), threading.Event()
+        self._is_over, self._was_stopped, self._must_end = threading.Event(), threading.Event(), threading.Event()
         self._stop = f"skyward-stop-{launch['job']}-{launch['attempt']}"
         self._saves = f"skyward-saves-{launch['job']}-{launch['attempt']}"
         number = self._spec["sweep"]
@@ -127,6 +127,7 @@ class AttemptRun:
 
     def abort(self) -> None:
         """End the call, because this machine shuts down: the job goes back to its queue."""
+        self._must_end.set()
         self._orders.put(("abort", 0.0))
 
     def save_before_loss(self, node: int, notice: str) -> None:
@@ -302,21 +303,34 @@ class AttemptRun:
         return outcome if outcome.end is AttemptEnd.COMPLETED else stopped
 
     def report(self, link: HubLink, outcome: AttemptOutcome, *, keeps: bool) -> None:
-        """Tell the hub how the attempt ended. Everything before is on disk, and is sent until the hub has it."""
-        self.reporter.stop()
+        """Tell the hub how the attempt ended. Everything before is on disk, and is sent until the hub has it.
+
+        Args:
+            link: A link to the hub.
+            outcome: The end.
+            keeps: Whether the machines wait for another attempt. They cost money, so the hub must hear of it soon.
+
+        Raises:
+            Unheard: The hub did not answer while the machines may wait, or `abort` was called meanwhile.
+            Stale: The hub has given the attempt up.
+        """
+        # Nobody looks at the fence meanwhile: the thread with the signs of life has ended.
+        limit_s, must_end = (min(self._launch["keep_s"], FENCE_S), self._must_end) if keeps else (LAST_WORD_S, None)
+
+        def say(action: Callable[[], object]) -> None:
+            until_heard(action, limit_s=limit_s, folder=self._folder, must_end=must_end)
+
+        self.reporter.stop(min(limit_s, FENCE_S), must_end)
         if outcome.end is AttemptEnd.COMPLETED:
             with (self._folder / "value").open("wb") as file:
                 pickle.dump(outcome.value, file, protocol=5)  # no further copy of gigabytes in memory
-            self._last_word(lambda: link.send_result("value", self._folder / "value"))
+            say(lambda: link.send_result("value", self._folder / "value"))
         if outcome.failure is not None:
             (self._folder / "error").write_bytes(outcome.failure)
-            self._last_word(lambda: link.send_result("error", self._folder / "error"))
-        self._last_word(lambda: self.reporter.send_saves(link))
+            say(lambda: link.send_result("error", self._folder / "error"))
+        say(lambda: self.reporter.send_saves(link))
         facts = {"cost_usd": self.cost_usd(), "keeps": keeps, "may_retry": outcome.may_retry}
-        self._last_word(lambda: link.end(outcome.end.value, outcome.error, **facts))
-
-    def _last_word(self, action: Callable[[], object]) -> None:
-        until_heard(action, limit_s=LAST_WORD_S, folder=self._folder)
+        say(lambda: link.end(outcome.end.value, outcome.error, **facts))
 
     def close(self) -> None:
         """Close its file of output. Lines that come later are dropped."""

@@ -22,6 +22,7 @@ FENCE_S = 1200.0
 MOST_SAVES = 100
 """Notes of saves that wait for a hub that is away. Older ones are dropped."""
 _PIECE = 1 << 20
+_SLICE_S = 0.25
 _RETRY_S = 1.0
 _PACE_S = 0.2
 """Seconds between two pieces of a feed."""
@@ -37,6 +38,10 @@ _log = logging.getLogger(__name__)
 
 class Stale(Exception):
     """The hub has given the attempt up. The runner must end its machines and itself."""
+
+
+class Unheard(Stale):
+    """The hub was silent for too long, or the runner must end before it answers."""
 
 
 class HubLink:
@@ -233,13 +238,21 @@ class Reporter:
                 self._saves.popleft()
         return order
 
-    def stop(self) -> None:
-        """End both threads. Feeds that were written before have been sent, unless the attempt is stale."""
+    def stop(self, limit_s: float = FENCE_S, must_end: threading.Event | None = None) -> None:
+        """End both threads. Feeds that were written before have been sent, unless the attempt is stale.
+
+        Args:
+            limit_s: Seconds for which each of them may still speak to the hub.
+            must_end: Ends the wait, too. A signal may set it.
+        """
         self._has_ended.set()
         self._has_bytes.set()
         self._wake.set()
         for thread in self._threads:
-            thread.join(FENCE_S)
+            deadline = time.monotonic() + limit_s
+            # In slices: a signal may reach another thread, and its handler runs when this one wakes.
+            while thread.is_alive() and time.monotonic() < deadline and not (must_end and must_end.is_set()):
+                thread.join(_SLICE_S)
 
     def _guarded(self, work: Callable[[], None]) -> None:
         """Do the work of a thread. A mistake in it gives the attempt up, because nobody would renew its lease."""
@@ -303,16 +316,24 @@ class Reporter:
             self._on_stale()
 
 
-def until_heard(action: Callable[[], object], *, limit_s: float = FENCE_S, folder: Path | None = None) -> None:
+def until_heard(
+    action: Callable[[], object],
+    *,
+    limit_s: float = FENCE_S,
+    folder: Path | None = None,
+    must_end: threading.Event | None = None,
+) -> None:
     """Repeat an action until the hub answers.
 
     Args:
         action: The action.
         limit_s: Seconds for which it is repeated.
         folder: Folder of the runner. Somebody who removes it has given the runner up.
+        must_end: Ends the wait, too. A signal may set it.
 
     Raises:
-        Stale: The attempt is over, the hub was silent for `limit_s`, or the folder is gone.
+        Unheard: The hub was silent for `limit_s`, or `must_end` is set.
+        Stale: The attempt is over, or the folder is gone.
     """
     deadline = time.monotonic() + limit_s
     while True:
@@ -321,7 +342,10 @@ def until_heard(action: Callable[[], object], *, limit_s: float = FENCE_S, folde
             return
         except HubUnreachable as error:
             if time.monotonic() > deadline:
-                raise Stale(f"the hub did not answer for {limit_s:g} s") from error
+                raise Unheard(f"the hub did not answer for {limit_s:g} s") from error
+            if must_end is not None and must_end.is_set():
+                raise Unheard("the hub did not answer before this runner had to end") from error
             if folder is not None and not folder.exists():
                 raise Stale("its folder was removed") from error
+            # It does not wait for the event: a signal that sets it meanwhile could lock it against itself.
             time.sleep(_RETRY_S)

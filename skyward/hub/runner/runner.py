@@ -39,7 +39,7 @@ from .command import CANCEL_S
 from .gpu_samples import VISIBLE, GpuSamples, own_gpus
 from .launch_file import CHECKPOINT_DIR, CODE, LAUNCH, checkpoint_folder, read_launch, write_private
 from .packed_call import split_call
-from .reporter import HubLink, Stale, until_heard
+from .reporter import HubLink, Stale, Unheard, until_heard
 from .secrets import secrets_of
 from .unpacked_code import place_code, unpack_code
 
@@ -123,9 +123,8 @@ class JobRunner:
                     outcome = self._run.run_call(pool, self._pending(link))
                     if not self._launch["keep_s"] or not outcome.is_whole or self._must_end.is_set():
                         break
-                    self._run.report(link, outcome, keeps=True)
-                    is_kept = True
-                    launch = self._next_launch(self._launch["keep_s"])
+                    is_kept = self._keep(link, outcome)
+                    launch = self._next_launch(self._launch["keep_s"]) if is_kept else None
                     if launch is None:
                         break
                     is_kept = False
@@ -211,6 +210,15 @@ class JobRunner:
         )
 
     # The next attempt -------------------------------------------------------------------------------------------------
+
+    def _keep(self, link: HubLink, outcome: AttemptOutcome) -> bool:
+        """Tell the hub of the end, and that the machines wait. Return False if it does not answer: they must end."""
+        try:
+            self._run.report(link, outcome, keeps=True)
+        except Unheard as error:
+            _log.warning("the machines end before the hub hears of the job: %s", error)
+            return False
+        return True
 
     def _next_launch(self, keep_s: float) -> Mapping[str, Any] | None:
         """Wait for the next attempt. None: the time is over, or the hub wants the machines back.

@@ -45,17 +45,19 @@ def node() -> int:
 
 
 @sky.compute
-def wait_for(file: str) -> str:
+def wait_for(file: str, is_silent: bool = False) -> str:
     """Note each run in the file beside `file`, and return the text of `file` once it is there."""
     path = Path(file)
     with path.with_suffix(".runs").open("a") as runs:
         runs.write(f"{os.getpid()}\n")
-    print("begins", flush=True)
+    if not is_silent:
+        print("begins", flush=True)
     deadline = time.monotonic() + 120
     while not (path.exists() and path.read_text()):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    print("ends", flush=True)
+    if not is_silent:
+        print("ends", flush=True)
     return path.read_text()
 
 

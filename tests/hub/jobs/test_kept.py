@@ -97,6 +97,31 @@ def test_hub_that_is_killed_finds_the_runner_that_waits(hub_process: HubProcess)
     hub_process.until_clean()
 
 
+@pytest.mark.parametrize("is_told", [False, True], ids=["after its time", "by SIGTERM"])
+def test_machines_that_would_wait_end_while_the_hub_is_away(
+    hub_process: HubProcess, tmp_path: Path, is_told: bool
+) -> None:
+    file = tmp_path / "go"
+    # Its output waits for the hub, too. Without output, the file with the value shows that the call has ended.
+    job = hub.submit(wait_for(str(file), is_told), keep_s=300.0 if is_told else 0.5)
+    until(lambda: job.status == "running" and bool(runs_of(file)), 90)
+    (runner,) = hub_process.runner_pids()
+    (process,) = runs_of(file)
+    hub_process.kill()
+    file.write_text("heard later")
+    if is_told:
+        until((hub_process.data / "launcher" / "attempts" / f"{job.id}-1" / "value").exists)
+        os.kill(runner, signal.SIGTERM)
+    until(lambda: not Path(f"/proc/{process}").exists())
+    assert is_runner(runner)
+    hub_process.start()
+    assert job.result(60) == "heard later"
+    assert list(job.logs()) == ([] if is_told else ["begins", "ends"])
+    (attempt,) = job.attempts
+    assert (attempt.end, attempt.kept_until) == ("completed", None)
+    hub_process.until_clean()
+
+
 def test_runner_ends_when_its_hub_and_its_folder_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with HubProcess(tmp_path / "hub") as process:
         monkeypatch.setenv("SKYWARD_HUB_URL", process.url)
