@@ -21,6 +21,7 @@ from ...engine.questions import SILENT
 from ...errors import (
     BudgetExceeded,
     ControlFailed,
+    HubError,
     NodeError,
     PoolClosed,
     ProviderError,
@@ -321,16 +322,44 @@ class AttemptRun:
             until_heard(action, limit_s=limit_s, folder=self._folder, must_end=must_end)
 
         self.reporter.stop(min(limit_s, FENCE_S), must_end)
-        if outcome.end is AttemptEnd.COMPLETED:
-            with (self._folder / "value").open("wb") as file:
-                pickle.dump(outcome.value, file, protocol=5)  # no further copy of gigabytes in memory
-            say(lambda: link.send_result("value", self._folder / "value"))
-        if outcome.failure is not None:
-            (self._folder / "error").write_bytes(outcome.failure)
-            say(lambda: link.send_result("error", self._folder / "error"))
+        outcome = self._send_result(link, outcome, say)
         say(lambda: self.reporter.send_saves(link))
         facts = {"cost_usd": self.cost_usd(), "keeps": keeps, "may_retry": outcome.may_retry}
         say(lambda: link.end(outcome.end.value, outcome.error, **facts))
+
+    def _send_result(
+        self, link: HubLink, outcome: AttemptOutcome, say: Callable[[Callable[[], object]], None]
+    ) -> AttemptOutcome:
+        """Send the value or the packed exception. Return the outcome, which is a failure if the hub refuses a value.
+
+        A refusal, as by a quota, does not pass by itself. Another run of the call would end with it, too.
+        """
+        if outcome.end is AttemptEnd.COMPLETED:
+            with (self._folder / "value").open("wb") as file:
+                pickle.dump(outcome.value, file, protocol=5)  # no further copy of gigabytes in memory
+            try:
+                say(lambda: link.send_result("value", self._folder / "value"))
+            except HubError as error:
+                text = (
+                    f"value: the function ended, and the hub does not take its value ({error}); return less, such as "
+                    "the path of a file that it writes"
+                )
+                return AttemptOutcome(end=AttemptEnd.FAILED, error=text, may_retry=False, is_whole=outcome.is_whole)
+        if outcome.failure is not None:
+            (self._folder / "error").write_bytes(outcome.failure)
+            try:
+                say(lambda: link.send_result("error", self._folder / "error"))
+            except HubError as error:
+                text = f"{outcome.error[:2000]}; the hub does not take the exception itself ({error})"
+                return replace(outcome, error=text, failure=None, may_retry=False)
+        return outcome
+
+    def report_fault(self, link: HubLink, end: AttemptEnd, error: Exception) -> None:
+        """Tell the hub that this runner failed. Otherwise the attempt would be lost, and run again without end."""
+        self.reporter.stop()
+        facts = {"cost_usd": self.cost_usd(), "keeps": False, "may_retry": False}
+        text = f"runner: {in_words(error)}"
+        until_heard(lambda: link.end(end.value, text, **facts), limit_s=LAST_WORD_S, folder=self._folder)
 
     def close(self) -> None:
         """Close its file of output. Lines that come later are dropped."""

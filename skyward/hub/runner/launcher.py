@@ -39,6 +39,8 @@ STUBBORN_S = 60.0
 """Seconds after which a runner is killed whose attempt is over, and which has not ended."""
 STARTER_S = 1.5
 """Seconds after the start of a runner until a starter is made for the next ones. At once, it would slow that one."""
+LAST_LINES, LAST_CHARACTERS = 3, 500
+"""Most lines and characters of the log of a runner that the hub shows as the reason of its end."""
 LOGS = 100
 """Log files of ended runners that are kept."""
 _RETRY_S = 1.0
@@ -123,7 +125,9 @@ class Launcher:
         gone = [_key_of(folder) for folder in ended]
         # The next poll notices runners that end, and the time of a starter, so it must not be far away then.
         wait_s = 1.0 if len(known) > len(gone) or self._executed_at < math.inf else WAIT_S
-        body = {**self._serves, "known": known, "gone": gone, "wait_s": wait_s, "protocol": PROTOCOL}
+        last_lines = [_last_lines(folder / "runner.log") for folder in ended]
+        body = {**self._serves, "known": known, "gone": gone, "last_lines": last_lines}
+        body |= {"wait_s": wait_s, "protocol": PROTOCOL}
         answer: Mapping[str, Any] = connection.json("POST", path_of("v1", "launchers", self._name, "poll"), body)
         return answer
 
@@ -281,6 +285,18 @@ def _descriptors(folder: Path) -> Iterator[tuple[int, int]]:
 def _key_of(folder: Path) -> Key:
     job, _, number = folder.name.rpartition("-")
     return job, int(number)
+
+
+def _last_lines(log: Path) -> str:
+    """Return the last lines of a log as one; empty if there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 4 * LAST_CHARACTERS))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    text = " / ".join([line.strip() for line in lines if line.strip()][-LAST_LINES:])
+    return "".join(character if character.isprintable() else " " for character in text)[-LAST_CHARACTERS:]
 
 
 def _lives(folder: Path) -> bool:

@@ -76,6 +76,15 @@ class JobRunner:
         """Run attempts until there is none. Return the status of the process."""
         link = self._link()
         try:
+            return self._run_all(link)
+        except Stale as error:
+            _log.warning("this attempt is over: %s", error)
+            return 1
+        finally:
+            link.close()
+
+    def _run_all(self, link: HubLink) -> int:
+        try:
             until_heard(lambda: self._first_beat(link))
             self._run.reporter.start()
             if self._launch["spec"].get("trials") is not None:
@@ -83,11 +92,14 @@ class JobRunner:
             else:
                 self._fetch_code(link)
                 self._work(link)
-        except Stale as error:
-            _log.warning("this attempt is over: %s", error)
+        except Stale:
+            raise
+        except Exception as error:  # of a refusal by the hub, or of this machine's disk
+            _log.exception("the runner failed")
+            end = AttemptEnd.START_FAILED if self._pool is None else AttemptEnd.FAILED
+            with contextlib.closing(self._link()) as own:  # the attempt is perhaps not the first one
+                self._run.report_fault(own, end, error)
             return 1
-        finally:
-            link.close()
         return 0
 
     def abort(self) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import http.client
+import os
+import signal
 import socket
 import statistics
 import time
@@ -14,7 +16,7 @@ import pytest
 
 from skyward import hub
 from skyward.errors import HubError, JobFailed
-from skyward.hub.client import capacity
+from skyward.hub.client import capacity, people
 from tests.hosts.base import clock_library
 from tests.hub.http.server_processes import ServerProcess, owner_token
 from tests.hub.jobs.calls import GIB, LINE, add, flood, large, runs_of, wait_for
@@ -167,6 +169,38 @@ def test_quota_below_the_use_lets_running_jobs_end_and_holds_others_back(
     finally:
         capacity.set_quota("default")
     assert other.result(60) == 2
+
+
+def test_value_and_exception_beyond_the_quota_of_bytes_fail_the_job_once_with_the_hub_s_words(
+    hub_process: HubProcess, tmp_path: Path
+) -> None:
+    files = [tmp_path / "whole", tmp_path / "killed"]
+    whole, killed = (hub.submit(wait_for(str(file)), retries=5) for file in files)
+    until(lambda: all(runs_of(file) for file in files), 90)
+    try:
+        people.set_limit("default", "artifact_bytes", 0)
+        files[0].write_text(f"of job {whole.id}")  # equal values of other jobs need no room
+        os.kill(runs_of(files[1])[0], signal.SIGKILL)
+        with pytest.raises(JobFailed, match=r"the hub does not take its value \(artifact_bytes=.* limit of 0"):
+            whole.result(60)
+        with pytest.raises(JobFailed, match="killed by signal 9.* does not take the exception itself .* limit of 0"):
+            killed.result(60)
+    finally:
+        people.set_limit("default", "artifact_bytes", None)
+    assert [attempt.end for job in (whole, killed) for attempt in job.attempts] == ["failed"] * 2
+
+
+def test_value_that_its_runner_cannot_write_fails_the_job_with_the_reason(
+    hub_process: HubProcess, tmp_path: Path
+) -> None:
+    file = tmp_path / "go"
+    job = hub.submit(wait_for(str(file)), retries=5)
+    until(lambda: bool(runs_of(file)), 90)
+    (hub_process.data / "launcher" / "attempts" / f"{job.id}-1" / "value").mkdir()  # like a full disk
+    file.write_text("ended")
+    with pytest.raises(JobFailed, match="runner: IsADirectoryError"):
+        job.result(60)
+    assert [attempt.end for attempt in job.attempts] == ["failed"]
 
 
 def test_machine_that_accepts_connections_and_never_answers_fails_the_job_with_its_name(

@@ -77,7 +77,9 @@ def test_launcher_whose_folder_was_removed_says_so_in_one_line_and_ends(
     assert [record for record in caplog.records if record.exc_info] == []
 
 
-def test_launcher_sends_the_output_of_a_runner_that_was_killed(launcher: Launcher, tmp_path: Path) -> None:
+def test_launcher_sends_the_output_of_a_runner_that_was_killed_and_the_end_of_its_log(
+    launcher: Launcher, tmp_path: Path
+) -> None:
     file = tmp_path / "go"
     job = hub.submit(wait_for(str(file)))
     until(lambda: list(job.logs(follow=False)) == ["begins"], LIMIT_S)
@@ -85,11 +87,14 @@ def test_launcher_sends_the_output_of_a_runner_that_was_killed(launcher: Launche
     os.kill(launcher.runner(), signal.SIGKILL)
     with (launcher.attempts / f"{job.id}-1" / "output").open("a") as output:
         output.write("last words\n")  # as if written a moment before, and not sent yet
+    with (launcher.attempts / f"{job.id}-1" / "runner.log").open("a") as log:
+        log.write("OSError: No space left\n\n")
     launcher.start()
     file.write_text("again")
     assert job.result(LIMIT_S) == "again"
     assert [attempt.end for attempt in job.attempts] == ["lost", "completed"]
     assert list(job.logs()) == ["begins", "last words", "begins", "ends"]
+    assert job.attempts[0].error.endswith("OSError: No space left'")
 
 
 def test_runner_that_stood_still_beyond_its_lease_is_refused_and_the_value_comes_once(

@@ -9,9 +9,10 @@ from urllib.parse import urlsplit
 import pytest
 
 from skyward import hub
+from skyward.errors import JobFailed
 from skyward.hub.client import capacity
 from skyward.testing.hub import HubServer
-from tests.hub.jobs.calls import runs_of, wait_for
+from tests.hub.jobs.calls import large, runs_of, wait_for
 from tests.hub.jobs.launcher_process import Launcher
 from tests.hub.jobs.proxy import Proxy
 from tests.waiting import until
@@ -51,3 +52,12 @@ def test_proxy_that_answers_for_its_hub_ends_no_job(proxy: Proxy, tmp_path: Path
     file.write_text("went on")
     assert job.result(LIMIT_S) == "went on"
     assert [attempt.end for attempt in job.attempts] == ["completed"]
+
+
+def test_value_that_a_proxy_finds_too_large_fails_the_job_once(proxy: Proxy) -> None:
+    proxy.most_bytes = 1 << 20
+    job = hub.submit(large(2 << 20), retries=5)
+    with pytest.raises(JobFailed, match="the hub does not take its value .* status 413"):
+        job.result(LIMIT_S)
+    assert [attempt.end for attempt in job.attempts] == ["failed"]
+    proxy.most_bytes = 1 << 40

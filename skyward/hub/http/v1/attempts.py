@@ -28,6 +28,7 @@ async def poll(call: Call, request: job_wire.LauncherPoll) -> job_wire.LauncherO
         providers=request.providers,
         known=request.known,
         gone=request.gone,
+        last_lines=dict(zip(request.gone, request.last_lines, strict=False)),  # a launcher of before sends none
         wait_s=request.wait_s,
         protocol=request.protocol,
     )

@@ -303,13 +303,15 @@ class NextIn(Struct):
 class LauncherPoll(Struct):
     """Runners of a launcher, as job and attempt: all that it has started, and those whose process is gone.
 
-    It serves `machines` and all sets of `providers`; without both, all sets.
+    It serves `machines` and all sets of `providers`; without both, all sets. `last_lines` has the end of the log of
+    each one of `gone`, in the same order.
     """
 
     machines: list[str] = []
     providers: list[str] = []
     known: list[tuple[str, int]] = []
     gone: list[tuple[str, int]] = []
+    last_lines: list[str] = []
     wait_s: Annotated[float, Meta(ge=0, le=30)] = 0.0
     protocol: int = 1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
@@ -26,8 +26,11 @@ from .protocol import check_protocol, explain_older, needs_newer, note_newest, u
 SILENT_S = 60.0
 """Seconds of silence after which the launcher of a runner is told to kill it."""
 _LOOK_S = 1.0
+_LINES = 500
+"""Most characters of the end of a log."""
 AttemptKey = tuple[str, int]
 """Id of a job, and number of an attempt."""
+NO_LINES: Mapping[AttemptKey, str] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +69,7 @@ class Launchers(Service):
         providers: Sequence[str] = (),
         known: Collection[AttemptKey] = (),
         gone: Collection[AttemptKey] = (),
+        last_lines: Mapping[AttemptKey, str] = NO_LINES,
         wait_s: float = 0.0,
         protocol: int = PROTOCOL,
     ) -> LauncherOrders:
@@ -78,6 +82,7 @@ class Launchers(Service):
             providers: Providers whose sets it serves, too.
             known: Attempts whose process it has started, the dead ones among them.
             gone: Those of `known` whose process is gone.
+            last_lines: End of the log of those, where there is one.
             wait_s: Seconds to wait for something to do.
             protocol: Version of its messages.
         """
@@ -91,7 +96,7 @@ class Launchers(Service):
             told = (launcher, machines, providers, protocol, set(known), set(gone))
             # A launcher that was killed left its poll here, which knows nothing of what the next one has started.
             if self._polls[launcher] is poll and await self.database.read(self._has_orders, *told):
-                orders = await self.database.write(self._poll, actor, *told)
+                orders = await self.database.write(self._poll, actor, *told, last_lines)
                 if orders.start or orders.kill or orders.forget:
                     return orders
             left_s = deadline - time.monotonic()
@@ -140,6 +145,7 @@ class Launchers(Service):
         protocol: int,
         known: set[AttemptKey],
         gone: set[AttemptKey],
+        last_lines: Mapping[AttemptKey, str],
     ) -> LauncherOrders:
         start, kill, own = [], [], set()
         served = _served(tx, machines, providers)
@@ -149,7 +155,7 @@ class Launchers(Service):
                 own.add(key)
                 is_gone = key in gone or (key not in known and attempt.heard_at is not None)
                 if is_gone and job.state != JobState.LOST:
-                    lose_runner(tx, job, attempt, "runner: its process ended before its attempt did; see its log")
+                    lose_runner(tx, job, attempt, _of_gone(last_lines.get(key, "")))
                     tx.after_commit(self._bell.ring)
                 elif key not in known and attempt.heard_at is None:  # the answer with this attempt was lost
                     start.append(claim(tx, actor, launcher, job, attempt, self._grace_s))
@@ -185,6 +191,12 @@ class Launchers(Service):
         if attempt.heard_at is None or job.state == JobState.LOST:
             return False
         return now - max(attempt.heard_at, self.listening_since) > SILENT_S * 1000
+
+
+def _of_gone(last_lines: str) -> str:
+    """Return why an attempt is lost whose runner is gone. Its log is on the launcher's machine, which few can read."""
+    text = "runner: its process ended before its attempt did; see its log"
+    return f"{text}, which ends with {last_lines[:_LINES]!r}" if last_lines else text
 
 
 def _runner_key(snapshot: ReadSnapshot, job: JobRow, attempt: AttemptRow) -> AttemptKey:
