@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, ClassVar
 
+from ...core.process import process_table
 from ...errors import CommandFailed
 from ...integrations.torch import TorchIntegration
 from ...node.slot.runtime import current_rank
@@ -27,6 +30,8 @@ _REST_S = 0.5
 """Seconds after which the beginning of a line is passed on, and for which the last lines are waited for."""
 _LONGEST = 8192
 """Bytes of a line that are held back."""
+_LOOK_S = 0.1
+"""Seconds between two looks for orphans of a command that was told to end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +50,8 @@ class CommandIntegration(TorchIntegration):
 def run_command(argv: Sequence[str], stop: str) -> int:
     """Run a command until it ends, and return 0.
 
-    Its output is that of the call. Processes that it leaves behind are killed.
+    Its output is that of the call. Processes that it leaves behind are killed. If it was told to end, they get SIGTERM
+    first and may save, too: a shell dies at once, and the training that it started goes on.
 
     Args:
         argv: Program and arguments.
@@ -72,11 +78,13 @@ def run_command(argv: Sequence[str], stop: str) -> int:
     except OSError as error:
         raise _not_started(argv, error) from None
     lines = LineForwarder([(child.stdout, 1), (child.stderr, 2)]) if has_pipes else None
-    is_over = threading.Event()
-    arguments = (child, stop, is_over)
+    is_over, is_told = threading.Event(), threading.Event()
+    arguments = (child, stop, is_over, is_told)
     threading.Thread(target=_end_when_told, args=arguments, name="skyward-command-stop", daemon=True).start()
     try:
         status = child.wait()
+        if is_told.is_set():
+            _end_orphans(child.pid, math.inf)  # when the grace is over, the runner cancels the call
     except BaseException:  # KeyboardInterrupt: the call is cancelled
         _end(child)
         raise
@@ -136,20 +144,63 @@ def _environment() -> dict[str, str]:
     return {"PYTHONUNBUFFERED": "1", **os.environ, "PATH": f"{os.path.dirname(sys.executable)}{os.pathsep}{path}"}
 
 
-def _end_when_told(child: subprocess.Popen[bytes], stop: str, is_over: threading.Event) -> None:
+def _end_when_told(
+    child: subprocess.Popen[bytes], stop: str, is_over: threading.Event, is_told: threading.Event
+) -> None:
     try:
         event(stop).wait()
     except Exception:
         if not is_over.is_set():  # otherwise the call has ended, and its connections with it
             raise
     else:
+        is_told.set()
         child.terminate()
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + CANCEL_S
     child.terminate()
     with suppress(subprocess.TimeoutExpired):
         child.wait(CANCEL_S)
+        _end_orphans(child.pid, deadline)
+
+
+def _end_orphans(group: int, deadline: float) -> None:
+    """Send SIGTERM to processes of a group whose parent has ended, and wait until none is left or the time is over.
+
+    A signal for the whole group would be simpler, and wrong: it also ends the workers of a data loader, and the
+    training fails by their death while it saves. They get theirs when they are orphans themselves.
+    """
+    told: set[int] = set()
+    while (orphans := _orphans(group)) and time.monotonic() < deadline:
+        writers = {pid for pid in orphans if not _reads_pipe(pid)}
+        for pid in (writers or orphans) - told:  # `tee` must outlive the program that writes to it
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGTERM)
+            told.add(pid)
+        time.sleep(_LOOK_S)
+
+
+def _orphans(group: int) -> set[int]:
+    """Return the processes of a group that this process has adopted. A rank adopts orphans, and so it reaps them."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-group, os.WNOHANG)[0]:
+            pass
+    return {pid for pid, parent, _ in process_table() if parent == os.getpid() and _group_of(pid) == group}
+
+
+def _group_of(pid: int) -> int:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return 0
+
+
+def _reads_pipe(pid: int) -> bool:
+    try:
+        return os.readlink(f"/proc/{pid}/fd/0").startswith("pipe:")
+    except OSError:
+        return False
 
 
 def _not_started(argv: Sequence[str], error: OSError) -> CommandFailed:

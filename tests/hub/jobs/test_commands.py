@@ -38,6 +38,25 @@ while not os.path.exists(sys.argv[1] + ".go"):
     time.sleep(0.05)
 """
 
+SAVE = """
+import os, signal, subprocess, sys, time
+if os.path.exists(sys.argv[1]):
+    sys.exit(print("goes on", flush=True))
+worker = subprocess.Popen(["sleep", "600"])
+def save(*_):
+    print("saving", flush=True)
+    time.sleep(0.5)
+    with open(sys.argv[1], "w") as file:
+        file.write("worker lived" if worker.poll() is None else "worker died")
+    print("saved", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+with open(sys.argv[1] + ".new", "w") as file:
+    file.write(str(os.getpid()))
+os.rename(sys.argv[1] + ".new", sys.argv[1] + ".pid")
+time.sleep(600)
+"""
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -145,6 +164,29 @@ def test_cancel_and_time_limit_end_the_processes_of_a_command(folder: Path, hub_
         late.result(100)
     hub_process.until_clean()
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def test_program_in_a_shell_saves_with_its_worker_when_the_job_is_told_to_end(
+    folder: Path, hub_process: HubProcess
+) -> None:
+    (folder / "save_job.py").write_text(SAVE)
+    nodes = os.cpu_count() or 1
+    all_nodes = {"distributed": {"num_nodes": nodes}}
+    piped = ["sh", "-c", f"python save_job.py {folder}/victim.$RANK 2>&1 | tee log; :"]
+    low = {"priority": "low", "schedule": {"preemptible": True}}
+    victim = hub.submit_command({"command": piped, **all_nodes, **low})
+    until(lambda: all((folder / f"victim.{rank}.pid").exists() for rank in range(nodes)), 90)
+    assert hub.submit_command({"command": ["true"], **all_nodes}).result(100) == [0] * nodes
+    assert victim.result(100) == [0] * nodes
+    lines = "\n".join(victim.logs())
+    assert [lines.count(word) for word in ("saving", "saved", "goes on")] == [nodes] * 3
+    cancelled = hub.submit_command({"command": ["sh", "-c", f"python save_job.py {folder}/cancelled.0; :"]})
+    pid = int(until_text(folder / "cancelled.0.pid", 90))
+    cancelled.cancel()
+    hub_process.until_clean()
+    ends = ["cancelled.0", *(f"victim.{rank}" for rank in range(nodes))]
+    assert [(folder / end).read_text() for end in ends] == ["worker lived"] * (nodes + 1)
+    assert not Path(f"/proc/{pid}").exists()
 
 
 def test_secret_reaches_the_command_and_nothing_else(hub_process: HubProcess) -> None:
