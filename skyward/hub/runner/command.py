@@ -138,10 +138,19 @@ def _write(descriptor: int, data: bytes) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Return the rank's environment, in which `python` is the one of the image."""
+    """Return the rank's environment, in which `python` is the one of the image, and imports the job's modules."""
     path = os.environ.get("PATH", os.defpath)
+    variables = {"PATH": f"{os.path.dirname(sys.executable)}{os.pathsep}{path}"}
+    if modules := [*_code_folders(), *filter(None, [os.environ.get("PYTHONPATH")])]:
+        variables["PYTHONPATH"] = os.pathsep.join(modules)
     # Python buffers what it writes to a pipe, and its lines would come late. Variables of the user win.
-    return {"PYTHONUNBUFFERED": "1", **os.environ, "PATH": f"{os.path.dirname(sys.executable)}{os.pathsep}{path}"}
+    return {"PYTHONUNBUFFERED": "1", **os.environ, **variables}
+
+
+def _code_folders() -> list[str]:
+    """Return the folders on `sys.path` that came with the job. On each node they lie beside the working folder."""
+    code = os.path.dirname(os.getcwd()) + os.sep
+    return [folder for folder in sys.path if os.path.realpath(folder).startswith(code)]
 
 
 def _end_when_told(

@@ -189,6 +189,22 @@ def test_program_in_a_shell_saves_with_its_worker_when_the_job_is_told_to_end(
     assert not Path(f"/proc/{pid}").exists()
 
 
+def test_command_imports_modules_of_each_folder_that_was_on_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder, name in (("lib", "helper"), ("own", "beside"), ("project", "above")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{name}.py").write_text("")
+    (tmp_path / "project" / "scripts").mkdir()
+    (tmp_path / "project" / "scripts" / "train.py").write_text("import helper, above, beside\nprint('imported')")
+    monkeypatch.chdir(tmp_path / "project")
+    monkeypatch.syspath_prepend(tmp_path / "lib")
+    env = {"PYTHONPATH": str(tmp_path / "own")}
+    job = hub.submit_command({"command": ["python", "scripts/train.py"], "env": env})
+    assert job.exception(100) is None
+    assert list(job.logs()) == ["imported"]
+
+
 def test_secret_reaches_the_command_and_nothing_else(hub_process: HubProcess) -> None:
     command = ["python", "-c", "import os; print('token', os.environ['API_TOKEN'], len(os.environ['API_TOKEN']))"]
     absent = hub.submit_command({"command": command, "secrets": ["API_TOKEN"]})
