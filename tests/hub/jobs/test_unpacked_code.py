@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tarfile
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -26,7 +27,10 @@ class Archive:
                 path = folder / "sources" / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text)
-                archive.add(path, name)
+                entry = archive.gettarinfo(path, name)
+                entry.mtime = 0  # as in archives of the client
+                with path.open("rb") as content:
+                    archive.addfile(entry, content)
 
     def __call__(self, path: Path) -> None:
         self.downloads += 1
@@ -78,6 +82,25 @@ def test_program_that_changes_its_own_sources_in_place_changes_no_later_attempt(
     assert read_all(place("two")) == FILES
     assert read_all(place("three")) == FILES
     assert archive.downloads == 3  # the changed one is found, removed, and kept again
+
+
+@pytest.mark.parametrize("has_store", [True, False])
+def test_program_can_put_its_own_files_into_a_zip_archive(
+    place: Callable[[str], Path], tmp_path: Path, has_store: bool
+) -> None:
+    if not has_store:
+        (tmp_path / "store").write_text("not a folder")
+    shutil.make_archive(str(tmp_path / "snapshot"), "zip", place("one"))
+    with zipfile.ZipFile(tmp_path / "snapshot.zip") as snapshot:
+        assert FILES.keys() <= set(snapshot.namelist())
+
+
+def test_code_that_an_older_version_kept_is_unpacked_again(place: Callable[[str], Path], tmp_path: Path) -> None:
+    place("one")
+    (kept,) = (tmp_path / "store").iterdir()
+    os.utime(kept / "work/train.py", (0, 0))
+    assert (place("two") / "work/train.py").stat().st_mtime > 0
+    assert read_all(place("three")) == FILES
 
 
 def test_incomplete_code_of_a_runner_that_died_is_replaced(place: Callable[[str], Path], tmp_path: Path) -> None:
