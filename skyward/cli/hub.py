@@ -120,12 +120,12 @@ def _up(arguments: argparse.Namespace) -> int:
     if arguments.runs:
         check_runs(arguments.runs)
     data = Path(arguments.data).absolute() if arguments.data else data_folder()
-    os.umask(0o077)  # the database holds what others on this machine must not read
+    umask = os.umask(0o077)  # the database holds what others on this machine must not read
     make_folder("data", data)
 
     async def greet(hub: Hub, url: str) -> None:
         greeting = await welcome(hub, url, data)
-        launchers.append(await start_local_launcher(hub, Address(url=url, token=greeting.token), data))
+        launchers.append(await start_local_launcher(hub, Address(url=url, token=greeting.token), data, umask))
         if arguments.runs:
             await asyncio.to_thread(_show_runs, arguments.runs, greeting)
         print(_json_line(greeting) if arguments.json else "\n".join(_lines(greeting)), flush=True)

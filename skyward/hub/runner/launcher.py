@@ -59,13 +59,20 @@ class Launcher:
         folder: Where it keeps what it has started. One launcher at a time may use it.
         machines: Names of the machine sets that it serves. None and no `providers`: all.
         providers: Names of providers whose machine sets it serves, too, also those that are declared later.
+        umask: Mask of the files of jobs. -1: that of this process, which may keep its own files more private.
 
     Raises:
         UsageError: Another launcher uses the folder, or it cannot be written.
     """
 
     def __init__(
-        self, address: Address, folder: Path, machines: Sequence[str] = (), providers: Sequence[str] = ()
+        self,
+        address: Address,
+        folder: Path,
+        machines: Sequence[str] = (),
+        providers: Sequence[str] = (),
+        *,
+        umask: int = -1,
     ) -> None:
         make_folder("data", folder)
         self._lock = ProcessLock(folder / "launcher.lock")
@@ -74,6 +81,7 @@ class Launcher:
             make_folder("data", place)
         self._name = _name_of(folder)
         self._address, self._serves = address, {"machines": list(machines), "providers": list(providers)}
+        self._umask = umask
         self._children: dict[Key, subprocess.Popen[bytes]] = {}
         self._asked: dict[tuple[str, Key], float] = {}
         self._starter: RunnerStarter | None = None
@@ -206,6 +214,7 @@ class Launcher:
                 env=environment,
                 start_new_session=True,
                 pass_fds=[lock],
+                umask=self._umask,
             )
         (folder / PID).write_text(f"{child.pid}\n")
         self._children[key], self._executed_at = child, time.monotonic()
@@ -218,7 +227,7 @@ class Launcher:
         if self._starter is None and time.monotonic() - self._executed_at > STARTER_S:
             self._executed_at = math.inf  # if it fails, the next runner is executed, and another is tried
             try:
-                self._starter = RunnerStarter(self._logs / "starter.log", _without_token())
+                self._starter = RunnerStarter(self._logs / "starter.log", _without_token(), self._umask)
             except OSError as error:
                 _log.warning("no starter of runners: %s", error)
 

@@ -18,16 +18,17 @@ if TYPE_CHECKING:
 LOCAL = "local"
 
 
-async def start_local_launcher(hub: Hub, address: Address, data: Path) -> Launcher:
+async def start_local_launcher(hub: Hub, address: Address, data: Path, umask: int = -1) -> Launcher:
     """Start a launcher in a thread of this process. A hub without machine sets gets this machine as one.
 
-    The runners that it starts outlive this process, and the next launcher in the folder finds them.
+    The runners that it starts outlive this process, and the next launcher in the folder finds them. `umask` is the mask
+    of the files of jobs; -1: that of this process.
 
     Raises:
         UsageError: Another launcher uses the folder.
     """
     await hub.capacity.declare_first(this_machine())
-    launcher = Launcher(address, data / "launcher")
+    launcher = Launcher(address, data / "launcher", umask=umask)
     threading.Thread(target=launcher.run, name="skyward-hub-launcher", daemon=True).start()
     return launcher
 

@@ -43,9 +43,10 @@ class RunnerStarter:
     Args:
         log: File for what it and its runners write before they have a log of their own.
         environment: Its environment. The system shows it as that of each runner too.
+        umask: Its mask for files, and that of its runners. -1: that of this process.
     """
 
-    def __init__(self, log: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, log: Path, environment: Mapping[str, str], umask: int = -1) -> None:
         self._environment = environment
         self._has_told = False
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -61,6 +62,7 @@ class RunnerStarter:
                     env=self._environment,
                     start_new_session=True,
                     pass_fds=[theirs.fileno()],
+                    umask=umask,
                 )
         except BaseException:
             self._socket.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from concurrent.futures import CancelledError
 from pathlib import Path
@@ -203,6 +204,13 @@ def test_command_imports_modules_of_each_folder_that_was_on_the_path(
     job = hub.submit_command({"command": ["python", "scripts/train.py"], "env": env})
     assert job.exception(100) is None
     assert list(job.logs()) == ["imported"]
+
+
+def test_files_of_a_job_have_the_mask_of_the_user_and_its_folder_is_private() -> None:
+    own = subprocess.run(["sh", "-c", "umask"], capture_output=True, text=True, check=True).stdout.strip()
+    job = hub.submit_command({"command": ["sh", "-c", "umask; stat -c %a ../.."]})
+    assert job.result(100) == 0
+    assert list(job.logs()) == [own, "700"]
 
 
 def test_secret_reaches_the_command_and_nothing_else(hub_process: HubProcess) -> None:
