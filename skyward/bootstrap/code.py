@@ -75,6 +75,7 @@ def gather(
     path: Sequence[str] | None = None,
     cwd: str | None = None,
     modules: Mapping[str, object] | None = None,
+    named: Sequence[str] = (),
 ) -> Code:
     """Read the files to send.
 
@@ -85,6 +86,7 @@ def gather(
         path: A sys.path; by default that of this process.
         cwd: Working folder; by default that of this process.
         modules: Loaded modules; by default those of this process.
+        named: Files in the working folder that a command names, relative to it.
 
     Raises:
         UsageError: An include does not exist, or the modules are too large to be sent without includes.
@@ -96,6 +98,8 @@ def gather(
     places = _places(roots, here)
     for root in roots:
         gathered.add_modules(root, places[root.folder])
+    for file in named:
+        gathered.add_named(file, here)
     if gathered.size > _MUCH:
         raise UsageError(
             f"sys.path: the modules in {', '.join(root.folder for root in roots)} are {gathered.size / 1e6:.0f} MB, "
@@ -106,7 +110,7 @@ def gather(
         warn_user(f"Image.includes: {gathered.size / 1e6:.0f} MB are sent to each node: {gathered.largest()}")
     if gathered.left_out:
         files = ", ".join(gathered.left_out)
-        warn_user(f"files in packages: too large to send: {files}; list them in Image(includes=[...]) to send them")
+        warn_user(f"files: too large to send: {files}; list them in Image(includes=[...]) to send them")
     metadata = [gathered.add_metadata(folder) for folder in editable_metadata(path, roots)]
     on_path = (*filter(None, included), *(places[root.folder] for root in roots), _CWD, *metadata)
     return gathered.packed(tuple(dict.fromkeys(on_path)))
@@ -169,6 +173,16 @@ class _Gathered:
             is_wanted = name.endswith((".py", ".so")) or _is_in_package(os.path.dirname(path), root.folder)
             if is_wanted and root.has(path) and not name.startswith("."):
                 self._add(path, os.path.join(place, os.path.relpath(path, root.folder)), _LARGEST_IN_PACKAGE)
+
+    def add_named(self, file: str, here: str) -> None:
+        """Add a file that a command names. Beside a program, Python looks for modules first, so they come along."""
+        path = os.path.join(here, file)
+        if self._rules.verdict(path, is_folder=False):
+            return
+        self._add(path, os.path.join(_CWD, file), _LARGEST_IN_PACKAGE)
+        folder = os.path.dirname(file)
+        if folder and file.endswith(".py"):
+            self.add_modules(Root(folder=os.path.join(here, folder)), os.path.join(_CWD, folder))
 
     def add_metadata(self, folder: str) -> str:
         """Add the metadata of a package that is installed editable. Return the folder for sys.path."""

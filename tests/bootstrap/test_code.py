@@ -205,6 +205,24 @@ def test_a_second_name_of_a_folder_travels_too(tmp_path: Path) -> None:
     assert names_in(gathered(tmp_path)) == ["work/latest/m.py", "work/v1/m.py"]
 
 
+def test_file_that_a_command_names_travels_with_the_modules_beside_it(tmp_path: Path) -> None:
+    program = tmp_path / "text-tasks"
+    write(program, **{"run_glue": "", "glue": "", "package__m": "", "data.csv": ""})
+    (tmp_path / "train.sh").write_text("")
+    (tmp_path / "left.sh").write_text("")
+    with (tmp_path / "weights.bin").open("wb") as file:
+        file.truncate(11 * 2**20)
+    named = ["text-tasks/run_glue.py", "train.sh", "left.sh", "weights.bin"]
+    with pytest.warns(UserWarning, match=r"too large to send: .*weights\.bin"):
+        code = gather(Image(excludes=["left.sh"]), path=[], cwd=str(tmp_path), modules={}, named=named)
+    assert names_in(code) == [
+        "work/text-tasks/glue.py",
+        "work/text-tasks/package/m.py",
+        "work/text-tasks/run_glue.py",
+        "work/train.sh",
+    ]
+
+
 # --- on the node ------------------------------------------------------------------------------------------------
 
 

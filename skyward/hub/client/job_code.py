@@ -76,8 +76,12 @@ def pack_call(call: PendingCompute[Any], folder: Path) -> PackedFile:
 
 
 @contextlib.contextmanager
-def packed_code(image: Image | None) -> Iterator[tuple[PackedCode, Path]]:
+def packed_code(image: Image | None, named: Sequence[str] = ()) -> Iterator[tuple[PackedCode, Path]]:
     """Pack the user's modules and the image's includes into a folder that is gone behind the block.
+
+    Args:
+        image: The image.
+        named: Files in the working folder that a command names.
 
     Yields:
         The code, and the folder.
@@ -85,7 +89,7 @@ def packed_code(image: Image | None) -> Iterator[tuple[PackedCode, Path]]:
     Raises:
         UsageError: An include does not exist, or the modules are too large to be sent without includes.
     """
-    code = gather(image or DEFAULT_IMAGE)
+    code = gather(image or DEFAULT_IMAGE, named=named)
     with tempfile.TemporaryDirectory(prefix="skyward-job-") as name:
         folder = Path(name)
         path = folder / "code.tar.gz"

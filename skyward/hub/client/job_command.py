@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,14 @@ from .job_handle import Job
 from .job_request import upload_file
 from .jobs import job_address
 
+_BETWEEN_WORDS = re.compile(r"[\s=;&|()<>'\"]+")
+
 
 def submit_command(form: str | os.PathLike[str] | Mapping[str, Any], *, project: str | None = None) -> Job[Any]:
-    """Hand a command to the hub, with the Python modules of the working folder. It runs on each of its nodes.
+    """Hand a command to the hub, with the Python modules of the working folder and the files that the command names.
 
-    No shell reads the command. Its processes have RANK, WORLD_SIZE, MASTER_ADDR and torchrun's other variables. Its
-    value is 0, in a list if it has several nodes.
+    It runs on each of its nodes. No shell reads it. Its processes have RANK, WORLD_SIZE, MASTER_ADDR and the other
+    variables of torchrun. Its value is 0, in a list if it has several nodes.
 
     Args:
         form: File of YAML, or a mapping with the same fields; see the guide "A command as a job".
@@ -51,7 +54,10 @@ def submit_command(form: str | os.PathLike[str] | Mapping[str, Any], *, project:
     if here not in path and "" not in path:
         sys.path = [here, *path]  # so that the folder's modules travel, as they do for a script in it
     try:
-        with packed_code(image) as (code, _), HubConnection(address) as connection:
+        with (
+            packed_code(image, _files_named(request.get("command") or ())) as (code, _),
+            HubConnection(address) as connection,
+        ):
             upload_file(connection, code.file)
             answer = connection.json(
                 "POST",
@@ -113,6 +119,13 @@ def _name_of(request: Mapping[str, Any]) -> str:
     if not request.get("command"):
         return str(request["operation"])[:200]
     return str(request["command"][0]).rpartition("/")[2][:200] or "command"
+
+
+def _files_named(command: Sequence[str]) -> list[str]:
+    """Return the files below the working folder that a command names: as an argument, after "=", or for a shell."""
+    words = {word for argument in command for word in (argument, *_BETWEEN_WORDS.split(argument))}
+    paths = {os.path.normpath(word) for word in words if word and os.path.isfile(word)}
+    return sorted(path for path in paths if not path.startswith((os.sep, "..")))
 
 
 def _image_of(value: Any) -> Image | None:

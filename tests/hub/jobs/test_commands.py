@@ -213,6 +213,19 @@ def test_files_of_a_job_have_the_mask_of_the_user_and_its_folder_is_private() ->
     assert list(job.logs()) == [own, "700"]
 
 
+def test_files_that_a_command_names_are_there(folder: Path) -> None:
+    (folder / "text-tasks").mkdir()
+    (folder / "text-tasks" / "glue.py").write_text("NAME = 'glue'")
+    program = "import sys; from glue import NAME; print(NAME, open(sys.argv[1].partition('=')[2]).read())"
+    (folder / "text-tasks" / "run.py").write_text(program)
+    (folder / "small.json").write_text("{}")
+    (folder / "train.sh").write_text("echo $1")
+    plain = hub.submit_command({"command": ["python", "./text-tasks/run.py", "--config=small.json"]})
+    shell = hub.submit_command({"command": ["sh", "-c", "sh train.sh first && cat 'small.json'"]})
+    assert (plain.exception(100), shell.exception(100)) == (None, None)
+    assert [list(job.logs()) for job in (plain, shell)] == [["glue {}"], ["first", "{}"]]
+
+
 def test_secret_reaches_the_command_and_nothing_else(hub_process: HubProcess) -> None:
     command = ["python", "-c", "import os; print('token', os.environ['API_TOKEN'], len(os.environ['API_TOKEN']))"]
     absent = hub.submit_command({"command": command, "secrets": ["API_TOKEN"]})
