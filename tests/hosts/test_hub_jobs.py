@@ -82,6 +82,28 @@ def test_jobs_get_the_hosts_that_are_theirs_and_wait_for_the_others(
     clean_up(hosts(2))
 
 
+def test_command_on_a_host_has_the_files_and_modules_that_it_has_here(
+    hub_process: HubProcess,
+    hosts: Callable[[int], list[Host]],
+    bed: Bed,
+    package_index: PackageIndex,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    declare_lab(bed, hosts(1))
+    program = "import helper, beside; print(open('data/train.csv').read(), open('text-tasks/raw.txt').read())"
+    files = {"project/text-tasks/run.py": program, "project/text-tasks/beside.py": "", "lib/helper.py": ""}
+    files |= {"project/data/train.csv": "1,2", "project/text-tasks/raw.txt": "raw"}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path / "project")
+    monkeypatch.syspath_prepend(tmp_path / "lib")
+    image = {"pip_index_url": package_index.simple, "includes": ["data", "text-tasks/raw.txt"]}
+    job = hub.submit_command({"command": ["python", "text-tasks/run.py"], "labels": ["lab"], "image": image})
+    assert (job.exception(200), list(job.logs())) == (None, ["1,2 raw"])
+
+
 def test_a_host_is_free_only_when_the_lease_of_a_killed_runner_is_over(
     hub_process: HubProcess, hosts: Callable[[int], list[Host]], bed: Bed, image: sky.Image
 ) -> None:

@@ -198,6 +198,9 @@ class JobRunner:
         image = dict(spec["image"])
         if description["type"] != "local":  # there, nodes have the environment of this process
             image["env"] = {**image.get("env", {}), JOB: self._launch["job"]}
+        provider = provider_of(description)
+        if not provider.shares_files:
+            image["includes"] = ["."]  # the working folder as the client packed it, with its includes
         if numbers := self._launch["devices"]:
             restrict(machines, nodes, numbers, image)
         self._gpus.watch(own_gpus(self._launch))
@@ -210,7 +213,7 @@ class JobRunner:
             asked = {name: spec[name] or None for name in ("accelerator", "vcpus", "memory_gib")}
             options |= {name: value for name, value in asked.items() if value is not None}
         return ComputePool(
-            provider_of(description),
+            provider,
             nodes=len(nodes),
             image=Image(**image) if image else None,
             budget_usd=spec["budget_usd"],
