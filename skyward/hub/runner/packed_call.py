@@ -20,6 +20,7 @@ from ...wire.payloads import pickle_whole, unpickle_whole
 from ..client.trial import TrialReturn, TrialTask, run_trial
 from ..model.operations import operation_named
 from .command import run_command
+from .left_files import naming_left_files
 from .save_notes import forwarding_notes
 
 _OURS = os.path.dirname(os.path.abspath(__file__))
@@ -57,7 +58,7 @@ def run_packed(call: bytes, env: Mapping[str, str] = NO_VARIABLES, saves: str = 
     try:
         function, args, kwargs, *rest = unpickle_whole(call)  # those that waited for an upgrade have three parts
         kinds = rest[0] if rest else ()
-        with forwarding_notes(saves):
+        with forwarding_notes(saves), naming_left_files():
             value = function.fn(*args, **kwargs)
     except (Exception, SystemExit) as error:
         raise _carried(error, kinds) from None
@@ -78,7 +79,7 @@ def stream_packed(call: bytes, env: Mapping[str, str] = NO_VARIABLES, saves: str
     kinds: tuple[type[BaseException], ...] = ()
     try:
         function, args, kwargs, kinds = unpickle_whole(call)
-        with forwarding_notes(saves):
+        with forwarding_notes(saves), naming_left_files():
             for number, item in enumerate(function.fn(*args, **kwargs)):
                 yield _packed_item(number, item)
     except CallFailed:
@@ -126,7 +127,7 @@ def run_packed_trial_alone(call: bytes, env: Mapping[str, str], task: Mapping[st
     try:
         function, _, _, kinds = unpickle_whole(call)
         steps = task.get("steps")
-        with forwarding_notes(saves):
+        with forwarding_notes(saves), naming_left_files():
             end = run_trial(function, TrialTask(**{**task, "steps": None if steps is None else tuple(steps)}))
     except (Exception, SystemExit) as error:
         raise _carried(error, kinds) from None
@@ -145,7 +146,7 @@ def run_packed_command(argv: Sequence[str], stop: str, env: Mapping[str, str], s
     """
     os.environ.update(env)
     try:
-        with forwarding_notes(saves):
+        with forwarding_notes(saves), naming_left_files():
             return pickle_whole(run_command(argv, stop))
     except CommandFailed as error:
         raise _carried(error) from None

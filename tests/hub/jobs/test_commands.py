@@ -226,6 +226,21 @@ def test_files_that_a_command_names_are_there(folder: Path) -> None:
     assert [list(job.logs()) for job in (plain, shell)] == [["glue {}"], ["first", "{}"]]
 
 
+def test_last_line_names_the_files_that_end_with_the_working_folder(folder: Path) -> None:
+    write = "mkdir out; head -c 2000000 /dev/zero > out/model.pt; touch a b c .hidden; echo here > kept.py; exit 3"
+    failed = hub.submit_command({"command": ["sh", "-c", write]})
+    keep = "touch $SKYWARD_CHECKPOINT_DIR/model.pt; python -c 'import show_job'"
+    quiet = hub.submit_command({"command": ["sh", "-c", keep]})
+    assert isinstance(failed.exception(100), CommandFailed)
+    (line,) = failed.logs()
+    assert line == (
+        "[skyward] 5 files (2 MB) in the working folder end with this attempt: out/model.pt, kept.py, a, ...; "
+        "write files that should stay to the folder in SKYWARD_CHECKPOINT_DIR"
+    )
+    assert quiet.exception(100) is None
+    assert [line for line in quiet.logs() if "[skyward]" in line] == []
+
+
 def test_secret_reaches_the_command_and_nothing_else(hub_process: HubProcess) -> None:
     command = ["python", "-c", "import os; print('token', os.environ['API_TOKEN'], len(os.environ['API_TOKEN']))"]
     absent = hub.submit_command({"command": command, "secrets": ["API_TOKEN"]})

@@ -12,7 +12,7 @@ import pytest
 import skyward as sky
 from skyward import hub
 from skyward.errors import HubError, JobFailed, UsageError
-from tests.hub.jobs.calls import OwnError, add, fail, node, runs_of, save_when_told, wait_for
+from tests.hub.jobs.calls import OwnError, add, fail, node, runs_of, save_when_told, wait_for, write_here
 from tests.hub.jobs.hub_process import HubProcess
 from tests.waiting import until
 
@@ -35,6 +35,13 @@ def test_value_output_and_attempt_of_a_job_are_there_for_any_process() -> None:
 
 async def value_of(job: hub.Job[int]) -> int:
     return await job
+
+
+def test_output_names_the_files_that_a_call_leaves_in_its_working_folder() -> None:
+    job = hub.submit(write_here("result.txt", "four"))
+    assert job.result(100) == 4
+    (line,) = job.logs()
+    assert line.startswith("[skyward] 1 file (4 bytes) in the working folder end with this attempt: result.txt; write")
 
 
 def test_exception_of_the_function_comes_back_with_its_class_and_traceback() -> None:
