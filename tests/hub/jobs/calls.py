@@ -28,6 +28,7 @@ def print_json() -> None:
     print(json.dumps({"loss": 0.5}, indent=4))
 
 
+@sky.compute
 def write_here(name: str, text: str) -> int:
     """Write a file into the working folder."""
     return Path(name).write_text(text)
