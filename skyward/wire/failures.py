@@ -18,8 +18,6 @@ import time
 import traceback
 from typing import Any
 
-import cloudpickle
-
 from .. import errors
 from ..core import interrupts
 from ..core.by_value import loads
@@ -27,6 +25,7 @@ from ..core.classes import class_path
 from ..core.printable import printable_lines
 from ..core.records import dataclass
 from ..errors import RemoteError, ResultNotPicklable, SkywardError, TaskError
+from .payloads import ByValuePickler
 
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT)
 _TEXT_LIMIT = 32 * 1024
@@ -139,7 +138,7 @@ def encode_exception(error: BaseException) -> tuple[bytes | None, str]:
     return data, ""
 
 
-class _ExceptionPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships no types
+class _ExceptionPickler(ByValuePickler):
     """Pickler that keeps the causes of exceptions and rebuilds them without calling their constructors."""
 
     def reducer_override(self, obj: Any) -> Any:

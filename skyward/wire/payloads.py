@@ -17,7 +17,7 @@ import io
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from types import FunctionType, MappingProxyType
+from types import FunctionType, MappingProxyType, MemberDescriptorType
 from typing import Any, NamedTuple, Protocol
 
 import cloudpickle
@@ -135,8 +135,9 @@ def pickle_whole(value: Any) -> bytes:
     """Pickle a value with all its buffers into one piece of bytes. Raises what its pickling raises."""
     if _is_plain(value, _PLAIN_DEPTH):
         return pickle.dumps(value, protocol=5)
-    data: bytes = cloudpickle.dumps(value, protocol=5)
-    return data
+    sink = io.BytesIO()
+    ByValuePickler(sink, protocol=5).dump(value)
+    return sink.getvalue()
 
 
 def unpickle_whole(data: bytes) -> Any:
@@ -222,8 +223,16 @@ class _LargeBytes:
         return type(self.data), (pickle.PickleBuffer(self.data),)
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships no types
-    """Pickler of cloudpickle that collects large buffers instead of writing them."""
+class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships no types
+    """Pickler of cloudpickle for what it does not pickle itself: wrappers, classes with slots, objects of a Manager."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        reduced = reduce_wrapper(obj) or _reduce_managed(obj)
+        return _with_slots(obj, super().reducer_override(obj)) if reduced is None else reduced
+
+
+class _Pickler(ByValuePickler):
+    """Pickler that collects large buffers instead of writing them."""
 
     def __init__(
         self,
@@ -262,7 +271,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships 
             return carried, (pickled.names or _names_of(pickled.buffers), data, *buffers)
         if issubclass(type(obj), Pinned):
             self._pinned.append(obj)
-        reduced = reduced or _reduce_memmap(obj) or _reduce_torch_storage(obj) or reduce_wrapper(obj)
+        reduced = reduced or _reduce_memmap(obj) or _reduce_torch_storage(obj)
         return super().reducer_override(obj) if reduced is None else reduced
 
     def _parts(self, pickled: Pickled) -> tuple[Any, ...]:
@@ -404,6 +413,27 @@ def reduce_wrapper(obj: Any) -> Any:
         default = getattr(obj, "__wrapped__", None)
         return None if default is None else (_dispatched, (default, dict(obj.__dict__["registry"])))
     return None
+
+
+def _reduce_managed(obj: Any) -> Any:
+    """Pickle a proxy of a `multiprocessing.Manager` with the key of its server: no task is a child of its program."""
+    managers = sys.modules.get("multiprocessing.managers")
+    if managers is None or not isinstance(obj, managers.BaseProxy):
+        return None
+    rebuild, (kind, token, serializer, options) = obj.__reduce__()
+    return rebuild, (kind, token, serializer, {**options, "authkey": bytes(obj._authkey)})
+
+
+def _with_slots(obj: Any, reduced: Any) -> Any:
+    """Return how to pickle a class by value with its slots, without which its instances would be others."""
+    if not isinstance(obj, type) or not vars(obj).get("__slots__") or not isinstance(reduced, tuple):
+        return reduced  # named tuples set theirs, which are empty, themselves
+    if reduced[0].__name__ != "_make_skeleton_class":  # of an enumeration
+        return reduced
+    make, (constructor, name, bases, options, *more), (state, slot_state), *rest = reduced
+    options = {**options, "__slots__": vars(obj)["__slots__"]}
+    own = {name: value for name, value in state.items() if type(value) is not MemberDescriptorType}
+    return make, (constructor, name, bases, options, *more), (own, slot_state), *rest
 
 
 def _is_named(obj: Any) -> bool:

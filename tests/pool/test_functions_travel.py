@@ -247,6 +247,82 @@ def test_functions_and_classes_of_a_script_are_found_by_name_in_a_task(tmp_path:
     assert said.splitlines() == [once, once, "[True, True] (False, False, '__main__')", "True True"]
 
 
+def test_classes_with_slots_keep_them(tmp_path: Path) -> None:
+    said = run_script(
+        tmp_path,
+        """
+        from dataclasses import dataclass
+        from enum import Enum
+        from typing import NamedTuple
+
+        @dataclass(slots=True)
+        class Point:
+            x: int
+
+        class Base:
+            __slots__ = "own"
+
+        class Private(Base):
+            __slots__ = ("__hidden", "shown")
+            def __init__(self, x):
+                self.__hidden, self.shown, self.own = x, x + 1, x + 2
+            def both(self):
+                return self.__hidden, self.shown, self.own
+
+        class Slotted(Exception):
+            __slots__ = ("code",)
+
+        class Pair(NamedTuple):
+            first: int
+            second: int = 2
+
+        class Colour(Enum):
+            __slots__ = ()
+            RED = 1
+
+        @sky.compute
+        def take(point, private, fails=False):
+            if fails:
+                raise Slotted("no")
+            assert (Pair(1), Pair(1).second, Colour.RED.value) == ((1, 2), 2, 1)
+            return point, private, private.both(), hasattr(point, "__dict__"), Point(point.x + 1), Private(5)
+
+        point, private, both, has_dict, other, made = take(Point(1), Private(2)) >> pool
+        print(point, private.both(), both, has_dict, other, made.both(), type(point) is Point, pool.map(Point, [7]))
+        try:
+            take(Point(1), Private(2), fails=True) >> pool
+        except Slotted as error:
+            print("caught", error)
+        """,
+    )
+    lines = said.splitlines()
+    assert lines[0] == "Point(x=1) (2, 3, 4) (2, 3, 4) False Point(x=2) (5, 6, 7) True [Point(x=7)]"
+    assert lines[1] == "caught no"
+
+
+def test_objects_of_a_manager_are_shared_with_tasks(tmp_path: Path) -> None:
+    said = run_script(
+        tmp_path,
+        """
+        from multiprocessing import Manager
+
+        @sky.compute
+        def work(i, done, lock, told):
+            with lock:
+                done[i] = i * i
+            told.append(i)
+            return done
+
+        if __name__ == "__main__":
+            with Manager() as manager:
+                done, told = manager.dict(), manager.list()
+                backs = pool.map(lambda i, lock=manager.Lock(): work.fn(i, done, lock, told), range(3))
+                print(dict(done), sorted(told), dict(backs[0]))
+        """,
+    )
+    assert said.splitlines() == ["{0: 0, 1: 1, 2: 4} [0, 1, 2] {0: 0, 1: 1, 2: 4}"]
+
+
 def test_methods_partials_lambdas_and_recursive_functions_travel(tmp_path: Path) -> None:
     said = run_script(
         tmp_path,
