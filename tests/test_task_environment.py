@@ -26,6 +26,7 @@ def surroundings() -> dict[str, Any]:
         "folder": os.getcwd(),
         "scratch": tempfile.gettempdir(),
         "path": list(sys.path),
+        "arguments": list(sys.argv),
         "variable": os.environ.get("SKYWARD_TEST_INHERITED"),
         "threads": os.environ["OMP_NUM_THREADS"],
         "open files": len(os.listdir("/proc/self/fd")),
@@ -87,6 +88,7 @@ def test_a_task_sees_the_folder_path_and_environment_of_the_client(pool: sky.Com
     assert seen["scratch"] == tempfile.gettempdir()
     assert set(filter(None, sys.path)) <= set(seen["path"])
     assert seen["variable"] == "from the client"
+    assert seen["arguments"] == [""]
 
 
 def test_a_variable_of_the_image_is_added() -> None:
