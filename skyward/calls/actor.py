@@ -93,7 +93,9 @@ class ActorOptions:
 class ActorClass(Generic[P, C_co]):
     """Class whose objects live on a node. Made by `@actor`.
 
-    `cls` is the original class, and `options` are the options of its actors. A call makes a `PendingActor`.
+    `cls` is the original class, and `options` are the options of its actors. A call makes a `PendingActor`. Other
+    names are those of the original class, to read and to set. A subclass derives from the original class, and needs a
+    decorator of its own.
 
     Example:
         >>> @actor
@@ -116,18 +118,15 @@ class ActorClass(Generic[P, C_co]):
             setattr(self, name, getattr(cls, name, None))
         self.cls = cls
         self.options = options
+        # Subclasses write Base.__init__(self). It is looked up late, because a class that travels is filled after this.
+        vars(self)["__init__"] = lambda *args, **kwargs: cast(Any, cls).__init__(*args, **kwargs)
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> PendingActor[C_co]:
         init = cast(Any, self.cls).__init__
         if isinstance(init, types.FunctionType):
-            check_arguments(types.MethodType(_named(init, self.name), object()), args, kwargs)
+            check_arguments(types.MethodType(_named(init, self.__name__), object()), args, kwargs)
         check_concurrency(cast(Any, self.cls), self.options.concurrency)
         return PendingActor(self, args, kwargs)
-
-    @property
-    def name(self) -> str:
-        """Name of the class."""
-        return str(cast(Any, self.cls).__name__)
 
     def local(self, /, *args: P.args, **kwargs: P.kwargs) -> C_co:
         """Make an object here and now. Its methods run here, too."""
@@ -138,7 +137,7 @@ class ActorClass(Generic[P, C_co]):
         return ActorClass(self.cls, _changed(self.options, options))
 
     def __repr__(self) -> str:
-        return f"<actor class {self.__module__}.{self.name}>"
+        return f"<actor class {self.__module__}.{self.__name__}>"
 
     def __reduce__(self) -> Any:
         # By name if the name leads back here, otherwise by value. The class below the decorator has no name.
@@ -155,8 +154,32 @@ class ActorClass(Generic[P, C_co]):
 
     if not TYPE_CHECKING:  # type checkers must find these mistakes themselves
 
-        def __getattr__(self, name: str) -> NoReturn:
+        def __getattr__(self, name: str) -> Any:
+            # Not the special names: libraries would take a method of the class for one of this object.
+            if not _is_special(name):
+                with contextlib.suppress(AttributeError):
+                    return getattr(vars(self)["cls"], name)
             raise no_attribute(self, name, "class", ("local", "with_options"))
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            is_own = _is_special(name) or name in ("cls", "options") or hasattr(ActorClass, name)
+            if is_own:
+                super().__setattr__(name, value)
+            else:
+                setattr(self.cls, name, value)
+
+        def __mro_entries__(self, _bases: tuple[Any, ...]) -> tuple[type]:
+            return (self.cls,)
+
+        def __instancecheck__(self, instance: object) -> bool:
+            return isinstance(instance, self.cls)
+
+        def __subclasscheck__(self, subclass: Any) -> bool:
+            return issubclass(subclass.cls if isinstance(subclass, ActorClass) else subclass, self.cls)
+
+
+def _is_special(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
 
 
 def _with_options(module: str, name: str, options: ActorOptions) -> ActorClass[..., Any]:
@@ -343,7 +366,7 @@ class PendingActor(Unrun, Generic[C_co]):
     @property
     def as_written(self) -> str:
         args = [short(a) for a in self.args] + [f"{k}={short(v)}" for k, v in self.kwargs.items()]
-        return f"{self.cls.name}({', '.join(args)})"
+        return f"{self.cls.__name__}({', '.join(args)})"
 
     def __repr__(self) -> str:
         return f"<{self.as_written}, not made: send it with `>> pool`>"

@@ -97,7 +97,7 @@ class ActorHandle(Pinned):
             life.forget()
 
     def __repr__(self) -> str:
-        life, name = self._life, self._cls.options.name or self._cls.name
+        life, name = self._life, self._cls.options.name or self._cls.__name__
         where = "" if life.node is None else f" on node {life.node}"
         return f"<actor {name}{where}, {life.state}>"
 
@@ -110,13 +110,27 @@ class ActorHandle(Pinned):
             prototypes = _prototypes(self._cls.cls)
             prototype = prototypes.get(name)
             if prototype is None:
-                raise no_attribute(
-                    self, name, "actor", prototypes, problem=f"{self._cls.name!r} has no method {name!r}"
-                )
+                raise _no_method(self, name, prototypes)
             return prototype.of(self)
 
         def __dir__(self) -> Iterable[str]:
             return [*_prototypes(self._cls.cls), *HANDLE_NAMES]
+
+
+def _no_method(handle: ActorHandle, name: str, known: Iterable[str]) -> AttributeError:
+    """Return the error for a name that is no public method of the class."""
+    cls = handle._cls
+    missing = no_attribute(handle, name, "actor", known, problem=f"{cls.__name__!r} has no method {name!r}")
+    value = inspect.getattr_static(cls.cls, name, missing)
+    if name.startswith("_") or value is missing or inspect.isroutine(value):
+        return missing
+    kind = "a property" if isinstance(value, property | functools.cached_property) else "an attribute"
+    return AttributeError(
+        f"{cls.__name__}.{name}: is {kind}, and only methods can be called; add a method that uses it, such as "
+        f"`def get_{name}(self): return self.{name}`",
+        name=name,
+        obj=None,  # with it, Python adds a suggestion of its own
+    )
 
 
 def life_of(handle: ActorHandle) -> ActorLife:
@@ -220,7 +234,7 @@ class ActorMethod(ComputeFunction[P, T_co]):
         """Refuse: the object is not here."""
         raise UsageError(
             f"{self.__name__}.local(): the object lives on a node; send the call with `>> pool`, or make an object "
-            f"here: {self.actor._cls.name}.local(...)"
+            f"here: {self.actor._cls.__name__}.local(...)"
         )
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -87,7 +87,7 @@ class PoolActors:
         """
         engine, packing, cls = self._engine, self._packing, pending.cls
         options = cls.options
-        name = options.name or cls.name
+        name = options.name or cls.__name__
         call_options = CallOptions(name=name)
         need = options.need
         if need is not None and (why := engine.nodes.refusal(nodes, need, 1)):

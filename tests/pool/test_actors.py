@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import gc
+import inspect
 import itertools
 import os
 import signal
@@ -88,6 +89,54 @@ class Tally:
 
 Tallies: Any = Tally
 """The class as its decorator made it, which mypy does not see."""
+
+
+@sky.actor
+class Counter:
+    """Uses its own name, which the decorator gives another value."""
+
+    STEP = 2
+    made = 0
+    unset = None
+
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
+        Counter.made += 1
+
+    @property
+    def doubled(self) -> int:
+        return 2 * self.number
+
+    def step(self) -> int:
+        self.number += Counter.STEP
+        return self.number
+
+    def facts(self) -> tuple[bool, bool, int]:
+        return isinstance(self, Counter), issubclass(type(self), Counter), Counter.made
+
+
+@sky.actor
+class Better(Counter):
+    """Subclass of an actor class."""
+
+    def __init__(self, number: int, more: int) -> None:
+        super().__init__(number)
+        self.more = more
+
+    def step(self) -> int:
+        return super().step() + self.more
+
+
+@sky.actor
+class Older(Counter):
+    """Subclass that names its base."""
+
+    def __init__(self, number: int, more: int) -> None:
+        Counter.__init__(self, number)
+        self.more = more
+
+    def step(self) -> int:
+        return Counter.step(self) + self.more
 
 
 class Model(sky.ActorBase):
@@ -384,6 +433,48 @@ def test_an_actor_is_found_by_its_name_until_it_is_closed(pool: sky.ComputePool)
     pool.actor("shared").close()
     with pytest.raises(UsageError, match="no actor"):
         pool.actor("shared")
+
+
+# Classes that name themselves, and subclasses ------------------------------------------------------------------------
+
+
+def as_in_a_script() -> dict[str, Any]:
+    """Return Counter and its subclasses as a script defines them. They travel by value."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    source = "".join(inspect.getsource(cls.cls) for cls in cast(Any, (Counter, Better, Older)))
+    exec(f"import skyward as sky\n{source}", namespace)
+    return namespace
+
+
+@pytest.mark.parametrize("classes", [globals(), as_in_a_script()], ids=["by name", "by value"])
+def test_a_class_that_names_itself_and_its_subclasses_work(pool: sky.ComputePool, classes: dict[str, Any]) -> None:
+    counter = classes["Counter"]() >> pool
+    assert [counter.step() >> pool for _ in range(2)] == [2, 4]
+    assert counter.facts() >> pool == (True, True, 1)
+    for name in ("Better", "Older"):
+        derived = classes[name](10, more=100) >> pool
+        assert (derived.step() >> pool, derived.facts() >> pool) == (112, (True, True, 1))
+
+
+def test_names_of_an_actor_class_are_those_of_the_class() -> None:
+    cls: Any = sky.actor(type("Plain", (), {"STEP": 2, "name": "of the user"}))
+    assert (cls.STEP, cls.name, cls.__name__) == (2, "of the user", "Plain")
+    cls.STEP += 1
+    assert (cls.local().STEP, cls.cls.STEP) == (3, 3)
+    assert isinstance(cls.local(), cls)
+    assert not isinstance(3, cls)
+    with pytest.raises(AttributeError, match="'ActorClass' object has no attribute 'missing'"):
+        cls.missing  # noqa: B018
+
+
+def test_attributes_of_an_object_are_refused_with_advice(pool: sky.ComputePool) -> None:
+    counter: Any = cast(Any, Counter)() >> pool
+    for name, kind in (("doubled", "a property"), ("STEP", "an attribute"), ("unset", "an attribute")):
+        advice = rf"Counter.{name}: is {kind}, .*add a method that uses it, such as `def get_{name}\(self\)"
+        with pytest.raises(AttributeError, match=advice):
+            getattr(counter, name)
+    with pytest.raises(AttributeError, match="'Counter' has no method 'steps'; did you mean step"):
+        counter.steps  # noqa: B018
 
 
 # Mistakes -----------------------------------------------------------------------------------------------------------
