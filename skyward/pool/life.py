@@ -294,6 +294,19 @@ class PoolLife:
                 scaler.stop()
         self._finish()
 
+    @property
+    def has_work(self) -> bool:
+        """Return whether calls, actors, kept values or connections are open. Cancelled calls do not count."""
+        engine = self._engine
+        if engine is None:
+            return False
+        try:
+            if self._guests.are_there or not engine.wait_idle(0) or engine.actors.work():
+                return True
+            return any(map(engine.members.keeps, engine.members.there))
+        except (SkywardError, TimeoutError):  # the head is gone, and its work with it
+            return False
+
     def give_way(self, why: str) -> None:
         """Close in favour of another pool: open and later calls raise PoolClosed."""
         error = PoolClosed(f"{self.label or self.name}: this pool was closed, because {why}; use the new one")

@@ -501,7 +501,7 @@ class ComputePool(PoolTarget, NodeAccess, TaskAccess, DetachedAccess, SharedName
         """Create the machines and connect to them. A failed or interrupted start leaves nothing behind.
 
         In a notebook, it first closes the open pool with the same name, and the pool in the variable that it is
-        assigned to.
+        assigned to. That one stays open, with a warning, while it has work or another object refers to it.
 
         Raises:
             UsageError: The pool is open already. Outside notebooks: another open pool of this process has its name.
@@ -509,6 +509,11 @@ class ComputePool(PoolTarget, NodeAccess, TaskAccess, DetachedAccess, SharedName
         """
         self._life.start(self, sys._getframe())
         return self
+
+    @property
+    def has_work(self) -> bool:
+        """Return whether calls, actors, kept values or connections are open. For notebooks; see `replacement`."""
+        return self._life.has_work
 
     def give_way(self, why: str) -> None:
         """Close in favour of another pool: open and later calls raise PoolClosed. For notebooks; see `replacement`."""
