@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import field
@@ -368,6 +369,8 @@ class ResultStream(Generic[T]):
         self._window = window
         self._items: deque[Callable[[], T]] = deque()
         self._taken = 0
+        self._unread_since = 0.0
+        """Time (monotonic) since when the first of the items here waits for a reader."""
         self._condition = threading.Condition()
         self.value: Any = None
         """Return value of the generator, once it has ended."""
@@ -386,6 +389,7 @@ class ResultStream(Generic[T]):
         with self._condition:
             if self._items:
                 decode_item = self._items.popleft()
+                self._unread_since = time.monotonic()
             else:
                 end, self._end = self._end, _stopped
                 assert end is not None
@@ -401,6 +405,12 @@ class ResultStream(Generic[T]):
             taken, self._taken = self._taken, 0
             self._grant(taken)
         return decode_item()
+
+    @property
+    def unread_s(self) -> float:
+        """Seconds for which values of a running generator have waited for a reader; 0.0 if none wait."""
+        with self._condition:
+            return time.monotonic() - self._unread_since if self._items and self._end is None else 0.0
 
     def _wait_ready(self, timeout_s: float | None) -> bool:
         with self._condition:
@@ -431,6 +441,8 @@ class ResultStream(Generic[T]):
     def put(self, decode_item: Callable[[], T]) -> None:
         with self._condition:
             if self._end is None:
+                if not self._items:
+                    self._unread_since = time.monotonic()
                 self._items.append(decode_item)
                 self._condition.notify()
 

@@ -60,7 +60,10 @@ class TaskEnded(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Overlooked(Event):
-    """Likely mistake of the program, reported when its pool closes: an unread failure, or calls that were never sent.
+    """Likely mistake of the program.
+
+    An unread failure and calls that were never sent are reported when the pool closes. A stream that nobody reads is
+    reported while calls wait for its slot.
 
     Args:
         text: The mistake, in one sentence.

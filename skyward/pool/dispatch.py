@@ -21,6 +21,7 @@ from ..wire.payloads import send_stays
 from ..wire.seen import SeenArrays
 from ..wire.tasks import CallKind, Mode, actor_place
 from .actors import PoolActors
+from .idle_streams import IdleStreams
 from .packer import Packer, packed_launch
 from .streams import WINDOW, FedCallTask, FedStreamTask, InputFeed, stop_feeds, take_inputs
 
@@ -34,8 +35,9 @@ class Dispatch:
         self._engine = engine
         self._pool = pool
         self._builder = engine.builder
+        self.idle_streams = IdleStreams(engine)
         # Bound once: a future holds each of them, and the garbage collector would visit one object per call.
-        self._cancel, self._lead, self._why_waiting = engine.cancel, engine.leader.lead, engine.why_waiting
+        self._cancel, self._lead, self._why_waiting = engine.cancel, engine.leader.lead, self.idle_streams.why_waiting
         self.failures = failures
         self.packing = Packer()
         self.board = ProgressBoard()
@@ -316,6 +318,7 @@ class Dispatch:
             lambda: _close(engine.abandon, task_id, feeds),
             2 if engine.streams.tells_each_item else WINDOW,
         )
+        self.idle_streams.add(stream, pending.name)
         future.settle(stream)
         return make(FedStreamTask, mode=Mode.STREAM, window=WINDOW, stream=weakref.ref(stream), may_move=False)
 
@@ -339,7 +342,7 @@ class Dispatch:
             call, launch, packed_launch(launch), nodes=nodes, some_of=some_of, mode=_mode(pending)
         )
         gang.future.failures = failures
-        gang.future.why = self._engine.why_waiting
+        gang.future.why = self._why_waiting
         self._engine.submit_gang(gang)
         return gang.future
 

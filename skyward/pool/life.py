@@ -625,7 +625,13 @@ class PoolLife:
             least=self.sizing.nodes.min,
             is_rented=self.provider.is_rented,
         )
-        return Presence(pool, lambda reason: _call_if_alive(this(), PoolClosed(reason)))
+        look = weakref.WeakMethod(self._look)
+        return Presence(pool, lambda reason: _call_if_alive(this(), PoolClosed(reason)), lambda: _run_if_alive(look()))
+
+    def _look(self) -> None:
+        dispatch = self._dispatch
+        if dispatch is not None and (text := dispatch.idle_streams.hint()):
+            self.announcer.emit(Overlooked(text=text))
 
     def _open_console(self) -> None:
         from ..console.console import open_console
@@ -710,6 +716,11 @@ def _describe(error: BaseException) -> str:
         return str(error)
     name = type(error).__name__
     return f"{name}: {error}" if str(error) else "interrupted" if isinstance(error, KeyboardInterrupt) else name
+
+
+def _run_if_alive(method: Callable[[], None] | None) -> None:
+    if method is not None:
+        method()
 
 
 def _call_if_alive(method: Callable[[V], None] | None, value: V) -> None:

@@ -23,6 +23,7 @@ class Presence:
     Args:
         pool: Record of the pool.
         on_asked: Called with the reason, in a separate thread, at most once.
+        on_look: Called about once a second, in the thread of all pools. It should not block for long.
     """
 
     _open: ClassVar[set[Presence]] = set()
@@ -30,9 +31,12 @@ class Presence:
     _thread: ClassVar[threading.Thread | None] = None
     _changed: ClassVar[threading.Event] = threading.Event()
 
-    def __init__(self, pool: LivePool, on_asked: Callable[[str], object]) -> None:
+    def __init__(
+        self, pool: LivePool, on_asked: Callable[[str], object], on_look: Callable[[], object] = lambda: None
+    ) -> None:
         self._pool = pool
         self._on_asked = on_asked
+        self._on_look = on_look
         self._output: OutputFile | None = None
 
     def open(self) -> None:
@@ -67,12 +71,14 @@ class Presence:
         live.withdraw(self._pool.pool)
 
     def look(self) -> None:
-        """Check for a request to end the pool; called by the thread."""
+        """Check for a request to end the pool, then call `on_look`. The thread calls this."""
         reason = live.is_asked_to_end(self._pool.pool)
         if reason:
             threading.Thread(target=self._on_asked, args=(reason,), name="skyward-end", daemon=True).start()
             with self._lock:
                 self._open.discard(self)
+            return
+        self._on_look()
 
 
 def _look() -> None:

@@ -8,14 +8,20 @@ import os
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import skyward as sky
+from skyward.engine.task_events import TaskCounts
+from skyward.engine.tasks import ResultStream
 from skyward.errors import ArgumentNotPicklable, SlotLost, TaskTimeout, UsageError
+from skyward.pool import idle_streams
 from skyward.pool.streams import WINDOW
+from tests.engines import hosted_pool
 from tests.waiting import lines_of, until
 
 
@@ -370,3 +376,79 @@ class TestIn:
 
         assert ignore(itertools.count()) >> pool == 1
         until(lambda: not [t for t in threading.enumerate() if t.name.startswith("skyward-feed")])
+
+
+@pytest.mark.parametrize("open_pool", [partial(sky.ComputePool, sky.Local()), hosted_pool], ids=["direct", "hosted"])
+def test_unread_streams_that_hold_all_slots_are_reported_once(
+    open_pool: Callable[..., sky.ComputePool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idle_streams, "IDLE_S", 0.1)
+    told: list[str] = []
+
+    def note(event: sky.events.Event) -> None:
+        if isinstance(event, sky.events.Overlooked):
+            told.append(event.text)
+
+    with open_pool(logs=False, on_event=note) as pool:
+        stream: Any = count(1000) >> pool
+        for value in stream:
+            if value == 2:
+                break
+        waiting = sky.compute(abs)(-1) > pool
+        until(lambda: "'count' holds a slot, but nobody reads it; call its close()" in waiting.why_waiting)
+        until(lambda: told)
+        another = sky.compute(abs)(-2) > pool
+        stream.close()
+        assert (waiting.result(timeout=60), another.result(timeout=60)) == (1, 2)
+        assert another.why_waiting == ""
+    (text,) = told
+    assert text.startswith(
+        "calls wait for a slot; a stream of 'count' holds a slot, but nobody reads it; call its close()"
+    )
+
+
+class _BusyPool:
+    """Engine of a pool with a waiting call, in as far as the hints ask it."""
+
+    counted = TaskCounts(busy=1, queued=1, ended=0, failed=0)
+
+    def counts(self) -> TaskCounts:
+        return self.counted
+
+    def why_waiting(self, call: int) -> str:
+        return "waits for a slot: 0 free"
+
+
+def unread() -> ResultStream[int]:
+    stream: ResultStream[int] = ResultStream(lambda _: None, lambda: None, lambda: None, WINDOW)
+    stream.put(lambda: 0)
+    return stream
+
+
+def test_each_unread_stream_is_hinted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idle_streams, "IDLE_S", 0.0)
+    engine = _BusyPool()
+    watched = idle_streams.IdleStreams(cast(Any, engine))
+    first, second = unread(), unread()
+    watched.add(first, "rows")
+    assert "'rows'" in watched.hint()
+    assert watched.hint() == ""
+    watched.add(second, "lines")
+    assert "'lines'" in watched.hint()
+    assert watched.hint() == ""
+    assert "2 streams of 'rows', 'lines' hold slots" in watched.why_waiting(1)
+    first.close()
+    second.close()
+    assert watched.why_waiting(1) == "waits for a slot: 0 free"
+
+
+@pytest.mark.parametrize("counted", [{"busy": 2}, {"queued": 0}, {"why": "waits for 2 GPUs: 1 free"}])
+def test_unread_streams_give_no_hint_when_calls_wait_for_others_too(
+    counted: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idle_streams, "IDLE_S", 0.0)
+    engine = _BusyPool()
+    engine.counted = replace(engine.counted, **counted)
+    watched, stream = idle_streams.IdleStreams(cast(Any, engine)), unread()
+    watched.add(stream, "rows")
+    assert watched.hint() == ""
