@@ -15,6 +15,8 @@ from .cgroups import groups_of
 
 _MANY_FILES = 1 << 20
 """Stand-in for "unlimited"."""
+_LEAST_BLOBS = 64 << 20
+"""Least bytes of blobs in memory of one of many nodes on a machine."""
 
 
 def memory_bytes(proc: str = "/proc/self") -> int:
@@ -27,9 +29,17 @@ def memory_bytes(proc: str = "/proc/self") -> int:
     return min(limits)
 
 
-def default_blob_limit() -> int:
-    """Return the most bytes of blobs in memory: a quarter of the memory that this process may use."""
-    return memory_bytes() // 4
+def default_blob_limit(nodes: int = 1) -> int:
+    """Return the most bytes of blobs in memory: a quarter of the memory that this process may use.
+
+    Args:
+        nodes: Nodes that share this machine, and so the limit; >= 1.
+
+    Returns:
+        Part of one of them; at least 64 MiB, or all if that is less, so that each of many nodes keeps some arguments.
+    """
+    limit = memory_bytes() // 4
+    return max(limit // nodes, min(limit, _LEAST_BLOBS))
 
 
 def _group_limits(proc: str) -> Iterator[int]:

@@ -62,7 +62,7 @@ class BlobRecord:
         self.blob_bytes = 0
         """Size of all of them, in bytes."""
         # The agent keeps as much in memory as it may spill to its folder; see `agent.blobs`.
-        self._blob_limit = int(facts.get("memory_bytes", 0)) // 2 or 2 * default_blob_limit()
+        self._blob_limit = 2 * int(facts.get("blob_limit_bytes", 0)) or _assumed_limit(facts)
         self._blob_count = min(_MOST_BLOBS, int(facts.get("files", _FEW_FILES)) // _FILES_PER_BLOB)
         self.held: weakref.WeakSet[Blob] = weakref.WeakSet()
         """Blobs of references that this node was told to keep; see `engine.kept_values`."""
@@ -201,3 +201,8 @@ class BlobRecord:
 
     def _is_within_limits(self) -> bool:
         return self.blob_bytes <= self._blob_limit and len(self._blobs) <= self._blob_count
+
+
+def _assumed_limit(facts: Mapping[str, Any]) -> int:
+    """Return the limit of a head, or of an agent of an earlier version, which do not announce theirs."""
+    return int(facts.get("memory_bytes", 0)) // 2 or 2 * default_blob_limit()

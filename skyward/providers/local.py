@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from ..core.limits import memory_bytes
+from ..core.limits import default_blob_limit, memory_bytes
 from ..core.ownership import runtime_folder
 from ..core.process import PACKAGE_ROOT, is_readable, processes_below
 from ..core.records import dataclass
@@ -190,6 +190,7 @@ class Local:
             starter=os.getpid(),
             cancel_grace_s=spec.cancel_grace_s,
             volumes=tuple(spec.volumes.items()),
+            blob_limit_bytes=default_blob_limit(spec.most_nodes),
         )
 
 

@@ -167,7 +167,8 @@ class NodeConfig:
     """Volumes with their folders. The agent sets it."""
     log_limit_bytes: int = 1 << 20
     blob_limit_bytes: int = 0
-    """Most bytes of blobs in memory; the rest is spilled to `folder`. 0: a quarter of the machine's memory."""
+    """Most bytes of blobs in memory; the rest is spilled to `folder`. 0: a quarter of the machine's memory, for
+    a node that has the machine to itself."""
 
     @property
     def socket_path(self) -> str:

@@ -72,6 +72,17 @@ assert memory_bytes() == {700 * MIB}, memory_bytes()
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+def test_nodes_on_one_machine_share_the_memory_for_blobs() -> None:
+    script = f"""
+import resource
+from skyward.core.limits import default_blob_limit
+for limit_mib, parts in ((800, (200, 100, 64, 64)), (100, (25, 25, 25, 25))):
+    resource.setrlimit(resource.RLIMIT_DATA, (limit_mib * {MIB}, resource.RLIM_INFINITY))
+    assert tuple(default_blob_limit(nodes) // {MIB} for nodes in (1, 2, 4, 50)) == parts
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 @pytest.mark.root
 def test_a_real_control_group_counts() -> None:
     group = Path("/sys/fs/cgroup/memory") / f"skyward-test-{os.getpid()}"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import skyward as sky
+from skyward.core.limits import default_blob_limit
 from skyward.errors import ArgumentNotPicklable, ResultNotPicklable, UsageError
 from skyward.values.machine import PoolSpec
 from skyward.wire.tasks import NodeConfig
@@ -63,6 +64,20 @@ def test_values_beyond_the_memory_limit_go_to_the_disk_and_are_freed_there(pool:
     for ref in refs:
         ref.drop()
     until(lambda: places(pool) == (0, 0))
+
+
+def test_a_node_keeps_old_arguments_only_within_the_limit_that_it_announces(pool: sky.ComputePool) -> None:
+    blob_first = first.with_options(retries_on_loss=1)  # without retries the buffers would stay in the client's memory
+    for letter in (b"a", b"b", b"c", b"d", b"e"):
+        assert blob_first(letter * SIZE) >> pool == letter
+    until(lambda: places(pool) == (1, 1))  # as much in its folder as in memory: 8 MiB, which two arguments fit
+    assert blob_first(b"f" * 4 * SIZE) >> pool == b"f", "larger than both together"
+
+
+def test_local_nodes_share_the_memory_of_their_machine() -> None:
+    spec = PoolSpec(nodes=2, max_nodes=4)
+    configs = sky.Local().plan(spec, sky.Local().offers(spec)[0], "p")
+    assert [config.blob_limit_bytes for config in configs] == [default_blob_limit(4)] * 2
 
 
 def test_a_value_that_a_node_cannot_send_now_is_not_lost(pool: sky.ComputePool) -> None:

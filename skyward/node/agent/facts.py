@@ -8,7 +8,7 @@ import socket
 from dataclasses import asdict
 from typing import Any
 
-from ...core.limits import file_limit, memory_bytes
+from ...core.limits import default_blob_limit, file_limit, memory_bytes
 from ...wire.tasks import NodeConfig
 from .devices import NodeDevices
 from .limit_groups import Enforcement
@@ -19,7 +19,7 @@ def node_facts(config: NodeConfig, devices: NodeDevices, enforcement: Enforcemen
 
     `devices` holds the fields of each device that user processes see, `accelerators` their number, and `accelerator`
     the name of the first. `cpus` and `memory_gib` are what these processes share, and `limits` says in words who
-    enforces the numbers of calls; the rest is the machine's.
+    enforces the numbers of calls. `blob_limit_bytes` is what the node keeps in memory; the rest is the machine's.
 
     Args:
         config: Configuration of the node.
@@ -38,4 +38,5 @@ def node_facts(config: NodeConfig, devices: NodeDevices, enforcement: Enforcemen
         "limits": str(enforcement),
         "files": file_limit(),
         "memory_bytes": memory_bytes(),
+        "blob_limit_bytes": config.blob_limit_bytes or default_blob_limit(),
     }

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from skyward.core.limits import default_blob_limit
 from skyward.node.agent.devices import NodeDevices, find_devices, mps_environment
 from skyward.node.agent.facts import node_facts
 from skyward.node.agent.limit_groups import Enforcement
@@ -194,3 +196,5 @@ def test_facts_are_those_of_the_users_environment(tmp_path: Path) -> None:
     facts = node_facts(config, find_devices(dict(env)), Enforcement())
     assert (facts["accelerators"], facts["cpus"], facts["memory_gib"]) == (2, 3, 1.5)
     assert [device["index"] for device in facts["devices"]] == [0, 1]
+    assert facts["blob_limit_bytes"] == default_blob_limit()
+    assert node_facts(replace(config, blob_limit_bytes=7), find_devices({}), Enforcement())["blob_limit_bytes"] == 7
