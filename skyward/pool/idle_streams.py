@@ -70,8 +70,7 @@ def _held(streams: dict[ResultStream[Any], str]) -> str:
     """Describe idle streams, and how to free their slots."""
     names = ", ".join(map(repr, dict.fromkeys(streams.values())))
     if len(streams) == 1:
-        return f"a stream of {names} holds a slot, but nobody reads it; call its close(), or read it to its end"
-    return (
-        f"{len(streams)} streams of {names} hold slots, but nobody reads them; call close() of each, or read them to "
-        "their end"
-    )
+        held = f"a stream of {names} holds a slot, and nobody has read it for {IDLE_S:g} s"
+        return f"{held}; call its close(), or read it to its end"
+    held = f"{len(streams)} streams of {names} hold slots, and nobody has read them for {IDLE_S:g} s"
+    return f"{held}; call close() of each, or read them to their end"

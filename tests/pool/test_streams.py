@@ -395,7 +395,7 @@ def test_unread_streams_that_hold_all_slots_are_reported_once(
             if value == 2:
                 break
         waiting = sky.compute(abs)(-1) > pool
-        until(lambda: "'count' holds a slot, but nobody reads it; call its close()" in waiting.why_waiting)
+        until(lambda: "'count' holds a slot, and nobody has read it for 0.1 s; call its close()" in waiting.why_waiting)
         until(lambda: told)
         another = sky.compute(abs)(-2) > pool
         stream.close()
@@ -403,7 +403,7 @@ def test_unread_streams_that_hold_all_slots_are_reported_once(
         assert another.why_waiting == ""
     (text,) = told
     assert text.startswith(
-        "calls wait for a slot; a stream of 'count' holds a slot, but nobody reads it; call its close()"
+        "calls wait for a slot; a stream of 'count' holds a slot, and nobody has read it for 0.1 s; call its close()"
     )
 
 
