@@ -100,6 +100,7 @@ def test_readers_wait_for_a_hub_that_is_away_behind_a_proxy(
     capsys.readouterr()
     assert main(["job", "logs", job.id]) == 0
     assert capsys.readouterr().out == '{\n    "loss": 0.5\n}\n'
+    hub_process.until_clean()
 
 
 def test_reader_in_the_middle_is_told_that_a_new_attempt_begins_again(hub_process: HubProcess, tmp_path: Path) -> None:
