@@ -22,6 +22,8 @@ from typing import Any
 _LIBRARY = "cloudpickle.cloudpickle"
 _MARK = _LIBRARY.encode()
 _SCRIPT = "__main__"
+_MOST_WRAPPERS = 100
+"""Most wrappers of a function that are opened: one may wrap itself."""
 
 _received = weakref.WeakSet[type]()
 """Classes that a pickle has brought into this process."""
@@ -114,8 +116,11 @@ def stand_in_for_script() -> None:
 def set_running(function: Any) -> None:
     """Note the function that runs, whose globals are those of its script."""
     global _running
-    while hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
+    for _ in range(_MOST_WRAPPERS):
+        # Only functions are asked: other callables may have any name, and so no last `__wrapped__`.
+        if not isinstance(function, types.FunctionType) or "__wrapped__" not in vars(function):
+            break
+        function = vars(function)["__wrapped__"]
     if isinstance(function, types.FunctionType) and function.__module__ == _SCRIPT:
         _running = weakref.ref(function)
 
