@@ -52,12 +52,12 @@ def _files(folder: str) -> Iterator[str]:
 
 
 def _line(sizes: dict[str, int]) -> str:
-    count = f"{len(sizes)} files" if len(sizes) > 1 else "1 file"
+    count, end = (f"{len(sizes)} files", "end") if len(sizes) > 1 else ("1 file", "ends")
     largest = sorted(sizes, key=lambda path: (-sizes[path], path))
     names = ", ".join([*largest[:_NAMED], *(["..."] if len(sizes) > _NAMED else [])])
     place = f"the folder in {CHECKPOINT_DIR}" if CHECKPOINT_DIR in os.environ else "storage that outlives the machine"
     return (
-        f"[skyward] {count} ({_in_words(sum(sizes.values()))}) in the working folder end with this attempt: {names}; "
+        f"[skyward] {count} ({_in_words(sum(sizes.values()))}) in the working folder {end} with this attempt: {names}; "
         f"write files that should stay to {place}"
     )
 

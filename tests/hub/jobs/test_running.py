@@ -41,7 +41,7 @@ def test_output_names_the_files_that_a_call_leaves_in_its_working_folder() -> No
     job = hub.submit(write_here("result.txt", "four"))
     assert job.result(100) == 4
     (line,) = job.logs()
-    assert line.startswith("[skyward] 1 file (4 bytes) in the working folder end with this attempt: result.txt; write")
+    assert line.startswith("[skyward] 1 file (4 bytes) in the working folder ends with this attempt: result.txt; write")
 
 
 def test_exception_of_the_function_comes_back_with_its_class_and_traceback() -> None:
