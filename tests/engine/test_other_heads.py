@@ -23,7 +23,7 @@ from skyward.testing.engine_suite import appear, wait_for
 from skyward.values.machine import Machine
 from tests.engine.test_hosted_faults import heads_of
 from tests.engines import gated_pool, hosted_pool, permitted_calls
-from tests.waiting import until
+from tests.waiting import until, until_text
 
 _LIMIT_S = 60.0
 
@@ -308,10 +308,10 @@ def test_running_gangs_go_on_and_waiting_ones_begin_once(pool: sky.ComputePool, 
     gang = sky.compute(record_and_wait).with_options(nodes=2)
     half = gang(tmp_path, "half") > pool
     again = gang.with_options(max_restarts=1)(tmp_path, "again") > pool
-    wait_for(tmp_path / "again-1-0")
+    until_text(tmp_path / "again-1-0")
     fail(tmp_path / "again-1-0")
     for name in ("half-0-0", "half-1-0", "again-0-1", "again-1-1"):
-        wait_for(tmp_path / name)
+        until_text(tmp_path / name)
     waiting = [gang(tmp_path, name) > pool for name in ("fails", "late")]
     appear(tmp_path / "half-1-0-go")  # nobody but its node has the value of this rank
     kill_head()
@@ -319,7 +319,7 @@ def test_running_gangs_go_on_and_waiting_ones_begin_once(pool: sky.ComputePool, 
     kill_head()
     appear(tmp_path / "half-0-0-go")
     assert half.result(_LIMIT_S) == [0, 0]
-    wait_for(tmp_path / "fails-1-0")
+    until_text(tmp_path / "fails-1-0")
     kill_head()
     fail(tmp_path / "fails-1-0")
     with pytest.raises(ValueError, match="fails-1-0"):
@@ -342,7 +342,7 @@ def test_gangs_with_ranks_on_a_node_that_is_lost_with_the_head_start_again_if_th
         lost = gang(tmp_path, "lost") > pool
         again = gang.with_options(max_restarts=1)(tmp_path, "again") > pool
         for name in ("safe-1-0", "lost-0-0", "lost-1-0", "again-0-0", "again-1-0"):
-            wait_for(tmp_path / name)
+            until_text(tmp_path / name)
         waiting = gang(tmp_path, "late") > pool
         kill_head(*others, with_process=pool.agent_pids()[0])
         with pytest.raises(NodeLost, match="may have begun"):
